@@ -1,0 +1,44 @@
+"""Every error a user can cause, each a sentence that names the thing, the value and what is accepted.
+
+QualmsError
+├── BundleError            the file is not a bundle, is damaged, or is newer than this program
+├── ImageError             the bytes are not an image we take
+├── OperatingPointError    the calibration set cannot support what was asked
+├── DataError              a data set is missing, empty or malformed
+├── ExtraMissingError      a command needs an optional dependency that is not installed
+├── RecipeError            a recipe has an unknown key or an impossible value      (training.errors)
+├── ModelError             weights, taps or architecture are not usable           (training.errors)
+└── ExportError            the exported graph does not agree with PyTorch         (training.errors)
+"""
+
+from typing import Literal
+
+
+class QualmsError(Exception):
+    """Anything a user can put right; the command line prints it as one sentence and exits with 2."""
+
+
+class BundleError(QualmsError):
+    """The file is not a bundle, is damaged, or was written by a newer version."""
+
+
+class ImageError(QualmsError):
+    """The bytes or the array are not an image this model takes; `reason` says in which way."""
+
+    def __init__(
+        self, message: str, *, reason: Literal["malformed", "unsupported", "too_large", "shape"] = "malformed"
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class OperatingPointError(QualmsError):
+    """The calibration set is too small, or the score unknown, for the guarantee that was asked for."""
+
+
+class DataError(QualmsError):
+    """A data set is missing, empty or malformed."""
+
+
+class ExtraMissingError(QualmsError):
+    """A command needs an optional dependency that is not installed."""
