@@ -1,0 +1,108 @@
+"""Exact binomial tails and their inverses, because every guarantee rests on one and the service has no scipy.
+
+A probability mass is computed from Stirling's remainder and the deviance (Loader 2000), never from the
+difference of large log-gammas, so that it keeps twelve digits for a million trials. A tail is that mass times
+the sum of the ratios of successive masses, taken on the side where they fall.
+"""
+
+import math
+
+import numpy as np
+
+_HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
+_SERIES_FROM = 16
+"""From here on four terms of Stirling's series leave 1e-14; below, lgamma is as good."""
+
+
+def binomial_cdf(k: int, n: int, p: float) -> float:
+    """P(X ≤ k) for X ~ Bin(n, p), to about twelve digits even where it is tiny."""
+    if n < 0 or not 0.0 <= p <= 1.0:
+        raise ValueError(f"binomial_cdf takes n ≥ 0 and 0 ≤ p ≤ 1, not n = {n} and p = {p}.")
+    if k < 0:
+        return 0.0
+    if k >= n or p == 0.0:
+        return 1.0
+    if p == 1.0:
+        return 0.0
+    q = 1.0 - p
+    if k < (n + 1) * p:
+        return _lower_tail(k, n, p, q)
+    return 1.0 - _lower_tail(n - k - 1, n, q, p)
+
+
+def upper_bound(errors: int, n: int, confidence: float = 0.95) -> float:
+    """Clopper–Pearson: with this confidence, the rate behind `errors` in `n` trials is at most this."""
+    if not 0 <= errors <= n:
+        raise ValueError(f"upper_bound takes 0 ≤ errors ≤ n, not errors = {errors} and n = {n}.")
+    if errors == n:
+        return 1.0
+    return beta_upper_quantile(errors + 1, n, 1.0 - confidence)
+
+
+def beta_upper_quantile(k: int, n: int, tail: float) -> float:
+    """The q with P(Beta(k, n + 1 − k) > q) = tail, found as P(Bin(n, q) ≤ k − 1) = tail by bisection.
+
+    The upper end of the last interval is returned, so rounding errs on the safe side.
+    """
+    if not 1 <= k <= n or not 0.0 < tail < 1.0:
+        raise ValueError(
+            f"beta_upper_quantile takes 1 ≤ k ≤ n and 0 < tail < 1, not k = {k}, n = {n} and tail = {tail}."
+        )
+    low, high = 0.0, 1.0
+    while low < (middle := 0.5 * (low + high)) < high:
+        if binomial_cdf(k - 1, n, middle) > tail:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _lower_tail(k: int, n: int, p: float, q: float) -> float:
+    """P(X ≤ k) for k at or below the mode; q = 1 − p is passed in because 1 − (1 − p) would lose a small p.
+
+    The log mass is concave with curvature at least 4/n, so √(20n) steps below k it has fallen by 40.
+    """
+    steps = min(k, math.isqrt(20 * n) + 1)
+    j = np.arange(k, k - steps, -1, dtype=np.float64)
+    ratios = (j * q) / ((n + 1 - j) * p)
+    relative = 1.0 + float(np.cumprod(ratios).sum())
+    return math.exp(_log_mass(k, n, p, q) + math.log(relative))
+
+
+def _log_mass(k: int, n: int, p: float, q: float) -> float:
+    """Log P(X = k) for 0 < p < 1."""
+    if k == 0:
+        return n * _log(q, p)
+    if k == n:
+        return n * _log(p, q)
+    return (
+        _stirling_remainder(n)
+        - _stirling_remainder(k)
+        - _stirling_remainder(n - k)
+        - _deviance(k, n * p)
+        - _deviance(n - k, n * q)
+        + 0.5 * math.log(n / k / (n - k))
+        - _HALF_LOG_TAU
+    )
+
+
+def _log(p: float, complement: float) -> float:
+    """Log p, from whichever of p and 1 − p is known more precisely."""
+    return math.log(p) if p <= complement else math.log1p(-complement)
+
+
+def _stirling_remainder(x: int) -> float:
+    """What Stirling's formula leaves out of log x!, for x ≥ 1."""
+    if x < _SERIES_FROM:
+        return math.lgamma(x + 1) - (x + 0.5) * math.log(x) + x - _HALF_LOG_TAU
+    y = 1.0 / (x * x)
+    return (1 / 12 - y * (1 / 360 - y * (1 / 1260 - y / 1680))) / x
+
+
+def _deviance(x: int, mean: float) -> float:
+    """x·log(x/mean) + mean − x, by a series where the two are close and the terms would cancel."""
+    difference, total = x - mean, x + mean
+    if abs(difference) >= 0.1 * total:
+        return x * math.log(x / mean) - difference
+    v = difference / total
+    return difference * v + 2 * x * v * sum(v ** (2 * i) / (2 * i + 1) for i in range(1, 10))
