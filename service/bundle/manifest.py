@@ -1,0 +1,225 @@
+"""The manifest: everything a bundle says about itself, versioned, with unknown fields refused."""
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from service.bundle.arrays import Float32Array
+from service.bundle.errors import BundleError
+from service.bundle.input_spec import InputSpec
+
+SCHEMA_VERSION = 1
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Part(BaseModel):
+    """What all parts of the manifest share: immutable, finite, and no unknown fields."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class ScoreSpec(Part):
+    """A graph output that can flag: which end of it means doubt, and what kind of doubt it is."""
+
+    direction: Literal["higher", "lower"]
+    kind: Literal["total", "epistemic", "aleatoric"]
+
+
+class Operating(Part):
+    """What the service does when a request asks for nothing else."""
+
+    score: str = "mutual_information"
+    target_fpr: Fraction = 0.01
+    guarantee: Literal["confident", "marginal"] = "confident"
+    trust_score: str = "error_probability"
+    target_risk: Fraction = 0.01
+
+
+class Trust(Part):
+    """Evidence for the selective-risk threshold: a grid from the fit split, counted on the calibration split."""
+
+    levels: Float32Array
+    """(J,) share of the fit split at or below each threshold, ascending"""
+    thresholds: Float32Array
+    """(J,) doubt of the trust score, ascending"""
+    accepted: list[int]
+    """(J,) calibration images whose doubt is at most the threshold"""
+    errors: list[int]
+    """(J,) wrong predictions among them"""
+
+    @model_validator(mode="after")
+    def _same_length(self) -> Self:
+        lengths = {len(self.levels), len(self.thresholds), len(self.accepted), len(self.errors)}
+        if len(lengths) != 1:
+            raise ValueError("levels, thresholds, accepted and errors must have one length")
+        return self
+
+
+class Calibration(Part):
+    """Scores of images that neither the base nor the meta-model has seen, from the exported graph itself."""
+
+    n: int = Field(gt=0)
+    split: str
+    data: str
+    data_sha256: Sha256
+    scores: dict[str, Float32Array]
+    """each (n,), ascending, in the score's own units"""
+    trust: Trust
+
+    @model_validator(mode="after")
+    def _sorted(self) -> Self:
+        for name, values in self.scores.items():
+            if values.shape != (self.n,) or (np.diff(values) < 0).any():
+                raise ValueError(f"the calibration scores of {name} must be {self.n} ascending values")
+        return self
+
+
+class Reference(Part):
+    """In-distribution behaviour to compare live traffic with."""
+
+    levels: list[float]
+    quantiles: dict[str, list[float]]
+    """each score's quantiles at `levels`"""
+    class_shares: list[float]
+    """how often each class was predicted"""
+
+
+class Golden(Part):
+    """Outputs of the exported graph on the drawn inputs (service.bundle.golden)."""
+
+    count: int = Field(gt=0, le=64)
+    input_sha256: Sha256
+    outputs: dict[str, Float32Array]
+
+
+class Provenance(Part):
+    """Where the model came from, enough to make it again."""
+
+    created: str
+    qualms: str
+    recipe_name: str
+    recipe: dict[str, Any]
+    seed: int
+    versions: dict[str, str]
+    base: dict[str, Any]
+    meta: dict[str, Any]
+    data: dict[str, Any]
+
+
+class OodResult(Part):
+    """How well one score tells one data set from the in-distribution test set; percentages."""
+
+    data: str
+    score: str
+    auroc: float
+    aupr: float
+    fpr95: float
+    n_id: int
+    n_ood: int
+
+
+class ErrorResult(Part):
+    """How well one score tells the classifier's wrong predictions from its right ones; percentages."""
+
+    score: str
+    auroc: float
+    aupr: float
+
+
+class Realised(Part):
+    """What a promise came to on held-out in-distribution data."""
+
+    promise: Literal["false_alarm_rate", "selective_risk"]
+    target: float
+    realised: float | None
+    """None where the calibration set could not support the target"""
+    n: int
+
+
+class Evaluation(Part):
+    """Results on test data that nothing was chosen on."""
+
+    protocol: Literal["fair", "as-published"] = "fair"
+    test_data: str
+    n: int
+    base_accuracy: float
+    accuracy: float
+    """of the predictions the bundle serves"""
+    identical_predictions: bool
+    """the graph predicts exactly what the base did before"""
+    ood: list[OodResult]
+    misclassification: list[ErrorResult]
+    realised: list[Realised]
+
+
+class Manifest(Part):
+    """The whole manifest."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    name: Name
+    version: Name
+    classes: list[str] = Field(min_length=2)
+    input: InputSpec
+    prediction: Literal["base", "meta"] = "base"
+    """whose class is served: the base's own, or the meta-model's (transfer)"""
+    scores: dict[str, ScoreSpec]
+    operating: Operating
+    calibration: Calibration
+    reference: Reference
+    golden: Golden
+    provenance: Provenance
+    evaluation: Evaluation | None = None
+    graph_sha256: Sha256
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(set(self.classes)) != len(self.classes):
+            raise ValueError("class names must differ from each other")
+        if missing := sorted(set(self.scores) - set(self.calibration.scores)):
+            raise ValueError(f"the scores {', '.join(missing)} are not calibrated")
+        for name in (self.operating.score, self.operating.trust_score):
+            if name not in self.scores:
+                raise ValueError(f"the operating score {name} is not among the scores")
+        if len(self.reference.class_shares) != len(self.classes):
+            raise ValueError("reference.class_shares must have one value a class")
+        return self
+
+    def to_json(self) -> str:
+        """Compact JSON, as it stands in the file."""
+        return self.model_dump_json()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read and check; BundleError in one sentence naming the first field that is wrong."""
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise BundleError(f"the manifest is damaged: it is not JSON ({error})") from None
+        if not isinstance(document, dict):
+            raise BundleError("the manifest is damaged: it is not a JSON object")
+        version = document.get("schema_version")
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise BundleError(
+                f"the manifest has schema version {version}, and this program reads up to {SCHEMA_VERSION}: "
+                "update qualms to open it"
+            )
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            raise BundleError(f"the manifest is damaged: {first_problem(error)}") from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first problem pydantic found, as `field: what is wrong`."""
+    problem = error.errors(include_url=False, include_input=False)[0]
+    field = ".".join(str(part) for part in problem["loc"]) or "the document"
+    if problem["type"] == "extra_forbidden":
+        return f"{field}: this field is unknown"
+    return f"{field}: {problem['msg'].removeprefix('Value error, ')}"
