@@ -1,0 +1,210 @@
+"""Recipes: every number of a run in one TOML file, where an unknown key is an error that names it."""
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from service.bundle.input_spec import InputSpec
+from service.bundle.manifest import Fraction, Name, Operating, first_problem
+from training.errors import RecipeError
+from training.rates import Rate, ScheduleName, rate
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """What all sections share."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class SplitSizes(Section):
+    """How many images each part gets; disjoint and drawn by the run's seed."""
+
+    train: Count
+    validation: Count
+    fit: Count
+    calibration: Count
+
+
+class DataSection(Section):
+    """Which sets are in-distribution and which are shown as strangers."""
+
+    id: str
+    held_out: Literal["train", "test"] = "train"
+    """where `fit` and `calibration` come from: `test` when the base has seen all training images"""
+    ood: list[str] = []
+    corrupted: bool = True
+    """also evaluate on test images that were permuted, blurred and given another contrast"""
+    limit: Count = 10_000
+    """images of each OOD set"""
+    splits: SplitSizes
+
+
+class InputSection(InputSpec):
+    """The bundle's input, and the normalisation its graph applies to pixels in [0, 1]."""
+
+    mean: list[float]
+    std: list[Positive]
+
+    @model_validator(mode="after")
+    def _one_value_a_channel(self) -> Self:
+        if len(self.mean) != self.channels or len(self.std) != self.channels:
+            raise ValueError(f"mean and std need {self.channels} value(s) for colour {self.colour!r}")
+        return self
+
+    @property
+    def spec(self) -> InputSpec:
+        """The part that goes into the manifest."""
+        return InputSpec.model_validate(self.model_dump(exclude={"mean", "std"}))
+
+
+class Optimisation(Section):
+    """How a network is trained: what base and meta-model have in common."""
+
+    epochs: Count
+    batch: Count = 128
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: Positive
+    momentum: NotNegative = 0.9
+    """of SGD"""
+    nesterov: bool = False
+    weight_decay: NotNegative = 0.0
+    schedule: ScheduleName = "constant"
+    milestones: list[Count] = []
+    """epochs after which `steps` changes the rate"""
+    factors: list[Positive] = []
+    """what the initial rate is multiplied by after each milestone"""
+
+    @model_validator(mode="after")
+    def _one_factor_a_milestone(self) -> Self:
+        if len(self.milestones) != len(self.factors):
+            raise ValueError("milestones and factors must have one length")
+        return self
+
+    def rate(self, examples: int) -> Rate:
+        """The learning rate of a global step."""
+        return rate(
+            self.schedule,
+            self.lr,
+            epochs=self.epochs,
+            steps_per_epoch=-(-examples // self.batch),
+            milestones=self.milestones,
+            factors=self.factors,
+        )
+
+
+class BaseSection(Optimisation):
+    """The classifier that is frozen: trained here, or read from a file."""
+
+    model: str
+    weights: str | None = None
+    """a state-dict file; then nothing is trained"""
+    weights_saw: Literal["train-split", "all"] | None = None
+    """which training images those weights were made from; thresholds calibrated on seen images are void"""
+    taps: list[str] | Literal["auto"] = "auto"
+    augment: Literal["none", "crop-flip"] = "none"
+
+    @model_validator(mode="after")
+    def _weights_are_explained(self) -> Self:
+        if (self.weights is None) != (self.weights_saw is None):
+            raise ValueError(
+                "weights and weights_saw belong together: say what the given weights were trained on"
+            )
+        return self
+
+
+class MetaSection(Optimisation):
+    """The Dirichlet meta-model and how it is trained and stopped."""
+
+    form: Literal["published", "pooled"]
+    branches: list[str] = []
+    """published: one string a tap, such as 120-84-10 or 8192-P-512-10"""
+    hidden: list[Count] = [64]
+    """pooled: widths of the hidden layers of each tap's branch"""
+    statistics: list[Literal["mean", "max", "std"]] = ["mean", "max"]
+    """pooled: what is kept of a tap over space"""
+    grid: Count = 1
+    """pooled: over grid × grid cells instead of the whole plane"""
+    kl_weight: Positive
+    """λ"""
+    prior: Positive = 1.0
+    """β of every class"""
+    clip_norm: Positive = 1.0
+    stop_task: Literal["ood", "misclassification"] = "ood"
+    stop_score: str = "mutual_information"
+    stop_noise: list[Literal["permutation", "blur", "contrast"]] = ["permutation", "blur", "contrast"]
+    noise_draws: Count = 1
+    """how many noisy copies of the validation images are made (once, and cached)"""
+
+
+class Recipe(Section):
+    """A whole run."""
+
+    name: Name
+    version: Name = "1"
+    description: str
+    paper_id: str | None = None
+    """the in-distribution set's name in the paper's tables, to print its figures beside ours"""
+    data: DataSection
+    input: InputSection
+    base: BaseSection
+    meta: MetaSection
+    operating: Operating = Operating()
+    report_targets: list[Fraction] = [0.05, 0.01]
+
+    @model_validator(mode="after")
+    def _calibration_is_unseen(self) -> Self:
+        if self.base.weights_saw == "all" and self.data.held_out == "train":
+            raise ValueError(
+                "base.weights_saw is all, so calibration on training images would be void: "
+                "set data.held_out to test, or calibrate on images of your own"
+            )
+        return self
+
+
+def available() -> list[str]:
+    """Names of the recipes that come with the package."""
+    folder = resources.files("training") / "recipes"
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
+    )
+
+
+def load_recipe(name_or_path: str) -> Recipe:
+    """A recipe of the package by name, or any TOML file by path."""
+    path = Path(name_or_path)
+    if path.suffix == ".toml":
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"Recipe {name_or_path} cannot be read: {error}.") from None
+    elif name_or_path in available():
+        text = (resources.files("training") / "recipes" / f"{name_or_path}.toml").read_text(encoding="utf-8")
+    else:
+        raise RecipeError(
+            f"There is no recipe {name_or_path!r}; give one of {', '.join(available())}, or a path to a .toml file."
+        )
+    return parse_recipe(text, name_or_path)
+
+
+def parse_recipe(text: str, source: str) -> Recipe:
+    """Check a recipe's text; RecipeError names the key."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"Recipe {source} is not valid TOML: {error}.") from None
+    return check_recipe(document, source)
+
+
+def check_recipe(document: dict[str, Any], source: str) -> Recipe:
+    """Check a recipe's keys and values; RecipeError names the first that is wrong."""
+    try:
+        return Recipe.model_validate(document)
+    except ValidationError as error:
+        raise RecipeError(f"Recipe {source} is not usable: {first_problem(error)}.") from None
