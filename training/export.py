@@ -1,0 +1,90 @@
+"""Export a graph to ONNX and believe it only after ONNX Runtime has agreed with PyTorch on real inputs."""
+
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from service.bundle.runtime import INPUT, GraphRunner
+from training.errors import ExportError
+from training.graph import BundleGraph, GraphOutputs
+
+OPSET = 20
+LOG_ALPHA_TOLERANCE = 1e-4
+
+
+def to_onnx(module: nn.Module, example: NDArray[np.uint8], outputs: Sequence[str]) -> bytes:
+    """An ONNX model of `module` with a dynamic batch; `example` is (N ≥ 2, H, W, C) uint8."""
+    module = module.cpu().eval()
+    # The exporter speaks to its developers, through warnings and the log; users get our own errors.
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module,
+                (torch.from_numpy(example),),
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                input_names=[INPUT],
+                output_names=list(outputs),
+                dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+            )
+    except Exception as error:
+        raise ExportError(f"PyTorch cannot export this model: {_first_line(error)}") from error
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+    assert program is not None
+    model = program.model_proto
+    strip_debug_notes(model)
+    return bytes(model.SerializeToString())
+
+
+def strip_debug_notes(model: Any) -> None:
+    """Drop the exporter's per-node notes: they hold stack traces with paths, and double a small file's size."""
+    del model.metadata_props[:]
+    model.graph.doc_string = ""
+    del model.graph.metadata_props[:]
+    del model.graph.value_info[:]
+    for node in model.graph.node:
+        node.doc_string = ""
+        del node.metadata_props[:]
+    for value in (*model.graph.input, *model.graph.output, *model.graph.initializer):
+        value.doc_string = ""
+        del value.metadata_props[:]
+
+
+def export_graph(graph: BundleGraph, images: NDArray[np.uint8]) -> tuple[bytes, dict[str, float]]:
+    """The checked ONNX bytes and how far they are from PyTorch on `images` (N ≥ 2, H, W, C)."""
+    data = to_onnx(graph, images[:2], GraphOutputs._fields)
+    return data, compare(graph, GraphRunner(data), images)
+
+
+@torch.inference_mode()
+def compare(graph: BundleGraph, runner: GraphRunner, images: NDArray[np.uint8]) -> dict[str, float]:
+    """Largest differences between PyTorch and ONNX Runtime; ExportError if they are not the same model."""
+    expected = graph.cpu().eval()(torch.from_numpy(images))._asdict()
+    found = runner(images)
+    log_alpha = float(np.abs(np.log(found["alpha"]) - expected["alpha"].log().numpy()).max())
+    base = float(np.abs(found["base_probabilities"] - expected["base_probabilities"].numpy()).max())
+    disagreements = int((found["prediction"] != expected["prediction"].numpy()).sum())
+    if not log_alpha <= LOG_ALPHA_TOLERANCE or disagreements:
+        raise ExportError(
+            f"the exported graph differs from PyTorch: log α by {log_alpha:.1e} "
+            f"(at most {LOG_ALPHA_TOLERANCE:.0e} is accepted) and {disagreements} of {len(images)} predictions"
+        )
+    return {"log_alpha": log_alpha, "base_probabilities": base, "predictions": float(disagreements)}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

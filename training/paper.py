@@ -1,0 +1,59 @@
+"""The paper's published figures, to print beside ours.
+
+Source: M. Shen, Y. Bu, P. Sattigeri, S. Ghosh, S. Das, G. Wornell, "Post-hoc Uncertainty Learning using a
+Dirichlet Meta-Model", AAAI 2023, its tables of OOD detection, misclassification detection, ablations and transfer.
+"""
+
+import csv
+from functools import lru_cache
+from importlib import resources
+from typing import NamedTuple
+
+_SCORES = {
+    "entropy": ("Ours", "Ent"),
+    "max_probability": ("Ours", "MaxP"),
+    "mutual_information": ("Ours", "MI"),
+    "differential_entropy": ("Ours", "Dent"),
+    "precision": ("Ours", "Prec"),
+    "base_entropy": ("Base Model", "Ent"),
+    "base_max_probability": ("Base Model", "MaxP"),
+}
+_SETS = {
+    "omniglot": "Omniglot",
+    "fashion_mnist": "FMNIST",
+    "kmnist": "KMNIST",
+    "cifar10": "CIFAR10",
+    "corrupted": "Corrupted",
+    "svhn": "SVHN",
+    "tiny_imagenet": "TinyImageNet",
+    "lsun": "LSUN",
+}
+
+
+class Figure(NamedTuple):
+    """A published mean and its standard deviation, in percent."""
+
+    mean: float
+    std: float | None
+
+
+def ood_figure(paper_id: str | None, score: str, data: str, metric: str) -> Figure | None:
+    """What the paper's OOD table says for our names of score and set, or None where it says nothing."""
+    method, short = _SCORES.get(score, (None, None))
+    return _figures().get(("ood", paper_id, method, short, _SETS.get(data), metric))
+
+
+def error_figure(paper_id: str | None, score: str, metric: str) -> Figure | None:
+    """The same for the misclassification table."""
+    method, short = _SCORES.get(score, (None, None))
+    return _figures().get(("misclassification", paper_id, method, short, None, metric))
+
+
+@lru_cache(maxsize=1)
+def _figures() -> dict[tuple[str | None, ...], Figure]:
+    text = (resources.files("training") / "paper_figures.csv").read_text(encoding="utf-8")
+    found = {}
+    for row in csv.DictReader(text.splitlines()):
+        key = tuple(row[name] or None for name in ("task", "id", "method", "score", "ood", "metric"))
+        found[key] = Figure(float(row["mean"]), float(row["std"]) if row["std"] else None)
+    return found

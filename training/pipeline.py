@@ -1,0 +1,61 @@
+"""Run a recipe for one or several seeds and report the result."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from service.bundle.file import open_bundle
+from service.bundle.manifest import Evaluation
+from training.console import Display
+from training.context import RunContext
+from training.files import save_json, save_text
+from training.provenance import versions
+from training.recipe import Recipe
+from training.report import accuracy_line, all_grids, to_markdown, to_rich
+from training.stages import run_stages
+
+
+def train_recipe(
+    recipe: Recipe,
+    *,
+    out: Path,
+    cache: Path,
+    data_dir: Path | None,
+    seeds: Sequence[int],
+    device: torch.device,
+    only: str | None = None,
+    display: Display | None = None,
+) -> list[Evaluation]:
+    """Run every stage, or `only` one, for each seed; print and save the tables when all are evaluated."""
+    display = display or Display()
+    display.note(f"[bold]{recipe.name}[/bold]: {recipe.description}")
+    save_json(out / "run.json", {"recipe": recipe.model_dump(mode="json"), "versions": versions(), "device": str(device)})
+    folders = [out / f"seed-{seed}" for seed in seeds]
+    for seed, folder in zip(seeds, folders, strict=True):
+        display.note(f"[bold cyan]seed {seed}[/bold cyan] on {device}")
+        run_stages(RunContext(recipe, seed, folder, cache, data_dir, device, display, only))
+    if only not in (None, "evaluate"):
+        return []
+    evaluations = list(evaluations_in(folders))
+    report(recipe, evaluations, out, display)
+    return evaluations
+
+
+def report(recipe: Recipe, evaluations: Sequence[Evaluation], out: Path, display: Display) -> None:
+    """Tables on the console and in `out/report.md`."""
+    grids = all_grids(evaluations, recipe.paper_id)
+    for grid in grids:
+        display.console.print(to_rich(grid))
+    display.note(accuracy_line(evaluations))
+    head = f"# {recipe.name} {recipe.version}\n\n{recipe.description}\n\n{accuracy_line(evaluations)}\n"
+    save_text(out / "report.md", "\n".join([head, *(to_markdown(grid) for grid in grids)]))
+    display.note(f"Report: {out / 'report.md'}; each seed's folder holds model.onnx, evaluation.json and plots.")
+
+
+def evaluations_in(folders: Iterable[Path]) -> Iterable[Evaluation]:
+    """The evaluations in the bundles of run folders."""
+    for folder in folders:
+        found = open_bundle(folder / "model.onnx").manifest.evaluation
+        if found is not None:
+            yield found

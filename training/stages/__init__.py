@@ -1,0 +1,21 @@
+"""The stages of a run, in order; each module makes one product, or finds it made."""
+
+from training.context import RunContext
+from training.stages import base, calibrate, evaluate, export, features, fit
+
+STAGES = {
+    "base": base.run,
+    "features": features.run,
+    "fit": fit.run,
+    "export": export.run,
+    "calibrate": calibrate.run,
+    "evaluate": evaluate.run,
+}
+
+
+def run_stages(context: RunContext) -> None:
+    """Run all stages, or the one that `context.only` names."""
+    for name, run in STAGES.items():
+        if context.only in (None, name):
+            context.display.note(f"[bold]{name}[/bold]")
+            run(context)

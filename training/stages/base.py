@@ -1,0 +1,79 @@
+"""Stage 1: the base classifier, trained by the recipe or read from a file, then frozen."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from training.base_trainer import predict_logits, train_base
+from training.context import RunContext
+from training.files import fingerprint, save_torch
+from training.loop import Hooks
+from training.models import build, freeze
+from training.provenance import parameters
+
+
+def run(context: RunContext) -> None:
+    """Make the base and say how good it is."""
+    model = frozen_base(context)
+    right = logits(context, "validation").argmax(axis=1) == context.data.parts["validation"].labels
+    context.display.note(
+        f"  {context.recipe.base.model}: {parameters(model):,} parameters, "
+        f"validation accuracy {100 * right.mean():.2f} %"
+    )
+
+
+def frozen_base(context: RunContext) -> nn.Module:
+    """The base, frozen."""
+    return context.once("base", lambda: freeze(_build(context)))
+
+
+def logits(context: RunContext, split: str) -> NDArray[np.float32]:
+    """What the base alone says about a split, (N, K)."""
+    images = context.data.parts[split].images
+    return predict_logits(frozen_base(context), context.normalise, images, context.device)
+
+
+def mark(context: RunContext) -> str:
+    """Fingerprint of all that decides the base's weights."""
+    section = context.recipe.base.model_dump(exclude={"taps"})
+    return fingerprint(section, context.recipe.input.model_dump(), context.data.record, context.seed)
+
+
+def _build(context: RunContext) -> nn.Module:
+    spec, section = context.recipe.input, context.recipe.base
+    given = None if section.weights is None else Path(section.weights).expanduser()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(context.seed)
+        model = build(section.model, len(context.data.classes), spec.channels, spec.height, spec.width, weights=given)
+    if given is None:
+        file = context.cache / "bases" / f"{mark(context)}.pt"
+        if file.exists():
+            model.load_state_dict(torch.load(file, weights_only=True))
+        else:
+            context.must_make("base")
+            _train(context, model, file)
+    return model
+
+
+def _train(context: RunContext, model: nn.Module, file: Path) -> None:
+    section, train = context.recipe.base, context.data.parts["train"]
+    checkpoint = file.with_suffix(".checkpoint.pt")
+    steps = section.epochs * -(-len(train.labels) // section.batch)
+    with context.display.training_bar(f"training {section.model}", steps) as advance:
+        train_base(
+            model,
+            context.normalise,
+            train.images,
+            train.labels,
+            section,
+            seed=context.seed,
+            checkpoint=checkpoint,
+            fingerprint=mark(context),
+            device=context.device,
+            hooks=Hooks(on_step=advance),
+        )
+    save_torch(file, model.cpu().state_dict())
+    checkpoint.unlink(missing_ok=True)

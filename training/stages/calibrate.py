@@ -1,0 +1,83 @@
+"""Stage 5: run the exported graph on images nothing has seen, and write graph and manifest as one file."""
+
+from service.bundle import golden
+from service.bundle.calibration import calibrate, reference, trust_grid
+from service.bundle.decision import rank
+from service.bundle.file import graph_digest, open_bundle, write_bundle
+from service.bundle.manifest import Golden, Manifest, ScoreSpec
+from service.bundle.runtime import GraphRunner, Outputs, check_golden
+from service.bundle.scores import SCORES, doubt
+from training.context import RunContext
+from training.files import fingerprint
+from training.provenance import provenance
+from training.stages import base, export, fit
+from training.stages.features import extractor
+
+SPECS = {name: ScoreSpec(direction=score.direction, kind=score.kind) for name, score in SCORES.items()}
+
+
+def run(context: RunContext) -> None:
+    """Calibrate and write the bundle."""
+    if not context.graph_file.exists():
+        context.must_make("export")
+        export.run(context)
+    graph = context.graph_file.read_bytes()
+    recipe = context.recipe
+    mark = fingerprint(graph_digest(graph), context.data.record, recipe.operating.model_dump(), recipe.name, recipe.version)
+    if not context.done("calibrate", mark, context.bundle_file):
+        context.must_make("calibrate")
+        write_bundle(context.bundle_file, graph, _manifest(context, graph))
+        context.record("calibrate", mark)
+    bundle = open_bundle(context.bundle_file)
+    context.display.note(f"  {bundle.manifest.calibration.n:,} held-out images; wrote {context.bundle_file}")
+
+
+def _manifest(context: RunContext, graph: bytes) -> Manifest:
+    operating, parts, record = context.recipe.operating, context.data.parts, context.data.record
+    calibration = parts["calibration"]
+    # A target that cannot be promised is refused before anything is computed or written.
+    rank(len(calibration.labels), operating.target_fpr, operating.guarantee)
+    runner = GraphRunner(graph)
+    with context.display.bar("calibrating", len(calibration.labels) + len(parts["fit"].labels)) as advance:
+        fitted = runner(parts["fit"].images, progress=advance)
+        outputs = runner(calibration.images, progress=advance)
+    grid = trust_grid(doubt(fitted[operating.trust_score], SPECS[operating.trust_score].direction))
+    facts = fit.facts(context)
+    manifest = Manifest(
+        name=context.recipe.name,
+        version=context.recipe.version,
+        classes=list(context.data.classes),
+        input=context.recipe.input.spec,
+        scores=SPECS,
+        operating=operating,
+        calibration=calibrate(
+            outputs,
+            calibration.labels,
+            SPECS,
+            operating.trust_score,
+            grid,
+            split="calibration",
+            data=record["id"],
+            data_sha256=record["sha256"][context.recipe.data.held_out],
+        ),
+        reference=reference(outputs, SPECS, len(context.data.classes)),
+        golden=_golden(context, runner),
+        provenance=provenance(
+            context.recipe,
+            context.seed,
+            base.frozen_base(context),
+            extractor(context).tapped.names,
+            fit.fitted_meta(context),
+            {"best_epoch": facts["best_epoch"], "best_value": facts["best_value"]},
+            record,
+        ),
+        graph_sha256=graph_digest(graph),
+    )
+    check_golden(runner, manifest)
+    return manifest
+
+
+def _golden(context: RunContext, runner: GraphRunner) -> Golden:
+    images = golden.draw(context.recipe.input.spec)
+    outputs: Outputs = runner(images)
+    return Golden(count=len(images), input_sha256=golden.digest(images), outputs=outputs)

@@ -1,0 +1,47 @@
+"""Stage 6: the bundle on test images and strangers; the results go into its manifest and beside it."""
+
+from service.bundle.file import Bundle, open_bundle, write_bundle
+from service.bundle.manifest import Evaluation
+from service.bundle.runtime import GraphRunner
+from training.context import RunContext
+from training.evaluate import evaluate
+from training.files import fingerprint, save_json
+from training.plots import save_plots
+from training.prepare import strangers
+from training.stages import base
+
+
+def run(context: RunContext) -> None:
+    """Evaluate, and write evaluation.json and plots."""
+    if not context.bundle_file.exists():
+        context.must_make("calibrate")
+    bundle = open_bundle(context.bundle_file)
+    recipe = context.recipe
+    mark = fingerprint(bundle.manifest.graph_sha256, context.data.record, recipe.data.model_dump(), recipe.report_targets)
+    if context.done("evaluate", mark, context.folder / "evaluation.json") and bundle.manifest.evaluation:
+        return
+    context.must_make("evaluate")
+    result = _evaluate(context, bundle)
+    write_bundle(context.bundle_file, bundle.graph, bundle.manifest.model_copy(update={"evaluation": result}))
+    save_json(context.folder / "evaluation.json", result.model_dump(mode="json"))
+    context.record("evaluate", mark)
+
+
+def _evaluate(context: RunContext, bundle: Bundle) -> Evaluation:
+    test = context.data.parts["test"]
+    others = strangers(context.recipe, test, context.data_dir, context.display)
+    runner = GraphRunner(bundle.graph)
+    total = len(test.labels) + sum(len(images) for images in others.values())
+    with context.display.bar("evaluating", total) as advance:
+        known = runner(test.images, progress=advance)
+        strange = {name: runner(images, progress=advance) for name, images in others.items()}
+    save_plots(context.folder / "plots", bundle.manifest, known, strange)
+    return evaluate(
+        bundle.manifest,
+        context.recipe.data.id,
+        test.labels,
+        known,
+        strange,
+        targets=context.recipe.report_targets,
+        base_predictions=base.logits(context, "test").argmax(axis=1),
+    )

@@ -1,0 +1,64 @@
+"""Stage 2: the frozen base runs once over all that the meta-model trains and stops on."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from training.context import RunContext
+from training.data.noise import apply_noise
+from training.features import Extractor, Features, cache_key, cached_features
+from training.meta import Reduce
+from training.stages import base
+from training.taps import Tapped, choose_taps
+
+
+def run(context: RunContext) -> None:
+    """Fill the cache and say how large it is."""
+    sets = [features(context, "train"), features(context, "validation"), *noisy_features(context)]
+    size = sum(found.bytes for found in sets)
+    names = extractor(context).tapped.names
+    context.display.note(f"  {len(names)} taps ({', '.join(names)}): {size / 1e6:,.0f} MB cached")
+
+
+def extractor(context: RunContext) -> Extractor:
+    """The frozen part of the graph: normalisation, base, taps and their reduction."""
+
+    def make() -> Extractor:
+        meta, model = context.recipe.meta, base.frozen_base(context)
+        reduce = Reduce("flatten") if meta.form == "published" else Reduce("pool", meta.grid, meta.statistics)
+        named = context.recipe.base.taps
+        names = choose_taps(model.cpu(), example(context)) if named == "auto" else named
+        return Extractor(context.normalise, Tapped(model, names), reduce).eval()
+
+    return context.once("extractor", make)
+
+
+def example(context: RunContext) -> Tensor:
+    """Two normalised images (2, C, H, W), to find shapes with."""
+    with torch.no_grad():
+        images: Tensor = context.normalise.cpu()(torch.from_numpy(context.data.parts["train"].images[:2]))
+    return images
+
+
+def features(context: RunContext, split: str) -> Features:
+    """Features of a split."""
+    return _cached(context, split, context.data.parts[split].images)
+
+
+def noisy_features(context: RunContext) -> list[Features]:
+    """Features of noisy copies of the validation images, where stopping needs them."""
+    meta = context.recipe.meta
+    if meta.stop_task != "ood":
+        return []
+    images = context.data.parts["validation"].images
+    draws = [np.random.default_rng([context.seed, draw]) for draw in range(meta.noise_draws)]
+    return [_cached(context, "noise", apply_noise(images, meta.stop_noise, draw)) for draw in draws]
+
+
+def _cached(context: RunContext, title: str, images: NDArray[np.uint8]) -> Features:
+    root = context.cache / "features"
+    if not (root / cache_key(extractor(context), images)).exists():
+        context.must_make("features")
+    with context.display.bar(f"features of {title}", len(images)) as advance:
+        return cached_features(extractor(context), images, root, context.device, progress=advance)

@@ -1,0 +1,94 @@
+"""Stage 3: the meta-model, trained on cached features."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from training.context import RunContext
+from training.files import fingerprint, save_json, save_torch
+from training.loop import Hooks
+from training.meta import MetaModel, PooledMeta, PublishedMeta
+from training.meta_trainer import StoppingData, train_meta
+from training.provenance import parameters
+from training.stages import base
+from training.stages.features import example, extractor, features, noisy_features
+from training.taps import tap_shapes
+
+
+def run(context: RunContext) -> None:
+    """Make the meta-model and say where training stopped."""
+    model, section, found = fitted_meta(context), context.recipe.meta, facts(context)
+    context.display.note(
+        f"  {section.form} meta-model: {parameters(model):,} parameters, best after epoch {found['best_epoch']} of "
+        f"{section.epochs} (validation AUROC {100 * found['best_value']:.2f} for {section.stop_task})"
+    )
+
+
+def fitted_meta(context: RunContext) -> MetaModel:
+    """The trained meta-model, on the CPU."""
+    return context.once("meta", lambda: _fitted(context))
+
+
+def facts(context: RunContext) -> dict[str, Any]:
+    """Best epoch, its value, and the history of the training."""
+    found: dict[str, Any] = json.loads((context.folder / "fit.json").read_text())
+    return found
+
+
+def mark(context: RunContext) -> str:
+    """Fingerprint of all that decides the meta-model's weights."""
+    names = extractor(context).tapped.names
+    return fingerprint(base.mark(context), context.recipe.meta.model_dump(), names, context.seed)
+
+
+def new_meta(context: RunContext) -> MetaModel:
+    """An untrained meta-model of the recipe's form."""
+    shapes = tap_shapes(base.frozen_base(context).cpu(), extractor(context).tapped.names, example(context))
+    widths = [extractor(context).reduce.output_shape(shape) for shape in shapes]
+    section, classes = context.recipe.meta, len(context.data.classes)
+    if section.form == "published":
+        return PublishedMeta(widths, classes, section.branches, context.seed)
+    return PooledMeta(widths, classes, section.hidden, context.seed)
+
+
+def _fitted(context: RunContext) -> MetaModel:
+    model = new_meta(context)
+    file = context.folder / "meta.pt"
+    if context.done("fit", mark(context), file):
+        model.load_state_dict(torch.load(file, weights_only=True))
+    else:
+        context.must_make("fit")
+        _train(context, model, file)
+    return model.cpu().eval()
+
+
+def _train(context: RunContext, model: MetaModel, file: Path) -> None:
+    section, train = context.recipe.meta, context.data.parts["train"]
+    known = features(context, "train")
+    if isinstance(model, PooledMeta):
+        model.fit_standardiser([torch.from_numpy(np.array(tap)) for tap in known.taps])
+    validation = context.data.parts["validation"]
+    stopping = StoppingData(features(context, "validation"), validation.labels, noisy_features(context))
+    checkpoint = context.folder / "meta.checkpoint.pt"
+    steps = section.epochs * -(-len(train.labels) // section.batch)
+    with context.display.training_bar("training the meta-model", steps) as advance:
+        progress = train_meta(
+            model,
+            known,
+            train.labels,
+            stopping,
+            section,
+            seed=context.seed,
+            checkpoint=checkpoint,
+            fingerprint=mark(context),
+            device=context.device,
+            hooks=Hooks(on_step=advance),
+        )
+    found = {"best_epoch": progress.best_epoch, "best_value": progress.best_value, "history": progress.history}
+    save_json(context.folder / "fit.json", found)
+    save_torch(file, model.cpu().state_dict())
+    context.record("fit", mark(context))
+    checkpoint.unlink(missing_ok=True)
