@@ -1,0 +1,31 @@
+"""The models that come with the package, and how a user's word becomes a file."""
+
+from importlib import resources
+from pathlib import Path
+
+from service.bundle.errors import BundleError
+
+DEFAULT = "mnist"
+
+
+def available() -> list[str]:
+    """Names of the embedded models."""
+    return sorted(path.stem for path in _folder().glob("*.onnx"))
+
+
+def resolve(model: str | None) -> Path:
+    """The file of an embedded model by name, or any path; the default model for None."""
+    name = model or DEFAULT
+    embedded = _folder() / f"{name}.onnx"
+    if name in available():
+        return embedded
+    path = Path(name)
+    if not path.exists():
+        raise BundleError(
+            f"There is no file {name!r}, and the embedded models are {', '.join(available()) or 'none'}."
+        )
+    return path
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("service") / "models"))

@@ -1,0 +1,89 @@
+"""The `qualms` command: its own subcommands, and those that other packages register as entry points.
+
+Training joins through the entry-point group `qualms.commands`, so that this package never imports it.
+"""
+
+import sys
+from importlib import metadata
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from service.bundle.errors import ExtraMissingError, QualmsError
+
+_EXTRAS = {
+    "onnxruntime": "cpu",
+    "torch": "train",
+    "torchvision": "train",
+    "onnx": "train",
+    "onnxscript": "train",
+    "sklearn": "train",
+    "scipy": "train",
+    "matplotlib": "train",
+}
+"""which extra brings which module"""
+
+_INTERRUPTED = 130
+"""the exit code of Ctrl-C, by convention 128 + SIGINT; typer exits with it too, but without a word"""
+
+app = typer.Typer(
+    name="qualms",
+    help="Tell every application when its image classifier does not know.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _version(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)
+    ] = False,
+) -> None:
+    if version:
+        typer.echo(f"qualms {metadata.version('qualms')}")
+        raise typer.Exit
+
+
+@app.command()
+def inspect(
+    model: Annotated[str | None, typer.Argument(help="A bundle's path, or an embedded model's name.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="The whole manifest as JSON instead.")] = False,
+) -> None:
+    """Show what a bundle says about itself, readably; without MODEL, the embedded default."""
+    from service.bundle.embedded import resolve
+    from service.bundle.file import open_bundle
+    from service.inspect import show
+
+    bundle = open_bundle(resolve(model))
+    if json:
+        typer.echo(bundle.manifest.model_dump_json(indent=2))
+    else:
+        show(bundle, Console())
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one sentence on stderr and exit code 2."""
+    try:
+        for entry in metadata.entry_points(group="qualms.commands"):
+            entry.load()(app)
+        app()
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in _EXTRAS:
+            raise
+        _fail(ExtraMissingError(f"This command needs {module}: run pip install 'qualms[{_EXTRAS[module]}]'."))
+    except QualmsError as error:
+        _fail(error)
+    except (KeyboardInterrupt, SystemExit) as leaving:
+        if isinstance(leaving, SystemExit) and leaving.code != _INTERRUPTED:
+            raise
+        typer.echo("qualms: interrupted; run the same command again to go on.", err=True)
+        sys.exit(_INTERRUPTED)
+
+
+def _fail(error: QualmsError) -> None:
+    typer.echo(f"qualms: {error}", err=True)
+    sys.exit(2)

@@ -1,0 +1,45 @@
+"""Evaluate a finished bundle again, with nothing but the file and data."""
+
+from pathlib import Path
+
+from service.bundle.file import open_bundle
+from service.bundle.manifest import Evaluation
+from service.bundle.runtime import GraphRunner, check_golden
+from training.console import Display
+from training.errors import RecipeError
+from training.evaluate import evaluate
+from training.prepare import prepare, strangers
+from training.recipe import check_recipe
+from training.report import accuracy_line, all_grids, to_rich
+
+
+def evaluate_bundle(
+    model: Path, data_dir: Path | None, ood: list[str] | None = None, display: Display | None = None
+) -> Evaluation:
+    """Print the tables of `model` on its recipe's test set and on `ood`, by default the recipe's strangers.
+
+    The splits are drawn again from the recorded recipe and seed, so that the test images are the held-out ones.
+    """
+    display = display or Display()
+    bundle = open_bundle(model)
+    origin = bundle.manifest.provenance
+    recipe = check_recipe(origin.recipe, f"recorded in {model}")
+    if ood:
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"ood": ood})})
+    runner = GraphRunner(bundle.graph)
+    check_golden(runner, bundle.manifest)
+    data = prepare(recipe, origin.seed, data_dir, display)
+    if list(data.classes) != bundle.manifest.classes:
+        raise RecipeError(f"The data set {recipe.data.id!r} has other classes than the bundle was made for.")
+    test = data.parts["test"]
+    others = strangers(recipe, test, data_dir, display)
+    with display.bar("evaluating", len(test.labels) + sum(map(len, others.values()))) as advance:
+        known = runner(test.images, progress=advance)
+        strange = {name: runner(images, progress=advance) for name, images in others.items()}
+    result = evaluate(
+        bundle.manifest, recipe.data.id, test.labels, known, strange, targets=recipe.report_targets
+    )
+    for grid in all_grids([result], recipe.paper_id):
+        display.console.print(to_rich(grid))
+    display.note(accuracy_line([result]))
+    return result

@@ -1,0 +1,107 @@
+"""Recalibrate a bundle on the user's own images: thresholds for the data that will really come, without torch."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from service.bundle.calibration import calibrate, reference
+from service.bundle.decision import rank
+from service.bundle.errors import DataError, OperatingPointError
+from service.bundle.file import Bundle, open_bundle, write_bundle
+from service.bundle.manifest import Operating
+from service.bundle.operate import accept_point, flag_point
+from service.bundle.runtime import GraphRunner, check_golden
+from training.console import Display
+from training.data import ImageSet
+from training.data.folder import read_folder
+from training.data.npz import read_npz
+
+
+def recalibrate(
+    model: Path,
+    data: str,
+    out: Path,
+    *,
+    target_fpr: float | None = None,
+    target_risk: float | None = None,
+    display: Display | None = None,
+) -> Bundle:
+    """Write `model` to `out` with thresholds from `data`; the graph stays byte for byte the same.
+
+    The candidate thresholds of the trust decision remain those of the original fit split, so that the new
+    images test them and do not choose them. The old evaluation is dropped: its promises were others.
+    """
+    display = display or Display(Console(stderr=True))
+    bundle = open_bundle(model)
+    manifest = bundle.manifest
+    images = _read(Path(data))
+    labels = _labels(images, manifest.classes)
+    changes = {"target_fpr": target_fpr, "target_risk": target_risk}
+    operating = Operating.model_validate(
+        {**manifest.operating.model_dump(), **{name: value for name, value in changes.items() if value is not None}}
+    )
+    rank(len(labels), operating.target_fpr, operating.guarantee)
+    runner = GraphRunner(bundle.graph)
+    check_golden(runner, manifest)
+    with display.bar(f"reading {data}", len(images)) as advance:
+        pixels = images.conformed(manifest.input, progress=advance)
+    with display.bar("calibrating", len(images)) as advance:
+        outputs = runner(pixels, progress=advance)
+    trust = manifest.calibration.trust
+    update = {
+        "operating": operating,
+        "calibration": calibrate(
+            outputs,
+            labels,
+            manifest.scores,
+            operating.trust_score,
+            (trust.levels, trust.thresholds),
+            split=images.split,
+            data=images.name,
+            data_sha256=images.digest(),
+        ),
+        "reference": reference(outputs, manifest.scores, len(manifest.classes)),
+        "evaluation": None,
+    }
+    written = write_bundle(out, bundle.graph, manifest.model_copy(update=update))
+    _report(written, display)
+    return written
+
+
+def _read(path: Path) -> ImageSet:
+    """An npz file by its path, or a folder of class folders."""
+    if path.is_dir():
+        return read_folder(path, "calibration")
+    name, dash, split = path.stem.rpartition("-")
+    if path.suffix != ".npz" or not dash:
+        raise DataError(f"Calibration data {str(path)!r} is neither a folder of class folders nor a NAME-SPLIT.npz file.")
+    return read_npz(path.parent, name, split)
+
+
+def _labels(images: ImageSet, classes: list[str]) -> NDArray[np.int64]:
+    """Labels (N,) as indices into the model's classes, matched by name."""
+    if unknown := [name for name in images.classes if name not in classes]:
+        raise DataError(
+            f"{images.title} has the class {unknown[0]!r}, which the model does not know; "
+            f"its classes are {', '.join(classes)}."
+        )
+    return np.array([classes.index(name) for name in images.classes], dtype=np.int64)[images.labels]
+
+
+def _report(bundle: Bundle, display: Display) -> None:
+    point = flag_point(bundle.manifest)
+    display.note(
+        f"Flag beyond {point.threshold:.6g} of {point.score}: false alarms ≤ {100 * point.target_fpr:g} % "
+        f"({point.guarantee}, {point.n:,} images)."
+    )
+    try:
+        trust = accept_point(bundle.manifest)
+        display.note(
+            f"Trust up to {trust.threshold:.6g} of {trust.score}: errors ≤ {100 * trust.target_risk:g} % "
+            f"of the {100 * trust.accepted:.1f} % accepted."
+        )
+    except OperatingPointError as refusal:
+        display.note(f"No trust threshold: {refusal}")
+    display.note(f"Wrote {bundle.path} ({bundle.digest[:16]}…).")
