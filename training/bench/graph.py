@@ -1,0 +1,75 @@
+"""What doubt costs at run time: the full graph against the base alone, and the scores by themselves."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+from rich.table import Table
+
+from service.bundle.runtime import INPUT, GraphRunner
+from training.bench.parts import CLASSES, random_images, random_parts
+from training.bench.scores import scores_model
+from training.bench.timing import medians
+from training.console import Display
+from training.export import to_onnx
+from training.graph import BaseGraph, BundleGraph, GraphOutputs
+from training.recipe import load_recipe
+
+BATCHES = (1, 32)
+
+
+def bench_graph(recipe_name: str, repeats: int, display: Display | None = None) -> dict[int, float]:
+    """Print the ratio of full to base-only time by batch size, and the microseconds of the scores at batch 1."""
+    display = display or Display()
+    recipe = load_recipe(recipe_name)
+    extractor, meta = random_parts(recipe)
+    example = random_images(recipe, 2)
+    with display.console.status("exporting"):
+        full = to_onnx(BundleGraph(extractor, meta), example, GraphOutputs._fields)
+        alone = to_onnx(BaseGraph(extractor), example, ["prediction", "base_probabilities"])
+        scores = scores_model(CLASSES)
+    table = Table("batch", "base alone", "full graph", "ratio", title=f"{recipe.name} on the CPU", title_justify="left")
+    ratios = {}
+    for batch in BATCHES:
+        images = random_images(recipe, batch)
+        times = medians({"base": _once(alone, images), "full": _once(full, images)}, repeats)
+        ratios[batch] = times["full"] / times["base"]
+        table.add_row(str(batch), f"{1e3 * times['base']:.2f} ms", f"{1e3 * times['full']:.2f} ms", f"{ratios[batch]:.3f}")
+    display.console.print(table)
+    display.note(f"Nodes: base alone {_nodes(alone)}, full graph {_nodes(full)}, of which scores {_nodes(scores)}.")
+    display.note(f"The scores add {_score_microseconds(scores):.0f} µs at batch 1.")
+    return ratios
+
+
+def _once(graph: bytes, images: NDArray[np.uint8]) -> Callable[[], object]:
+    session = GraphRunner(graph).session
+    return lambda: session.run(None, {INPUT: images})
+
+
+def _nodes(graph: bytes) -> int:
+    return sum(Counter(node.op_type for node in onnx.load_from_string(graph).graph.node).values())
+
+
+def _score_microseconds(scores: bytes) -> float:
+    """The scores' graph less what calling ONNX Runtime costs for one output that is a copy of the input."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(scores, options, providers=["CPUExecutionProvider"])
+    z = torch.randn(1, CLASSES).numpy()
+    node = onnx.helper.make_node("Identity", ["z"], ["copy"])
+    kind = onnx.TensorProto.FLOAT
+    tensors = [onnx.helper.make_tensor_value_info(name, kind, ["N", CLASSES]) for name in ("z", "copy")]
+    trivial = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "call", tensors[:1], tensors[1:]),
+        opset_imports=[onnx.helper.make_opsetid("", 20)],
+        ir_version=10,
+    )
+    call = onnxruntime.InferenceSession(trivial.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    times = medians(
+        {"scores": lambda: session.run(None, {"z": z}), "call": lambda: call.run(None, {"z": z})}, 3000, warm_up=200
+    )
+    return 1e6 * (times["scores"] - times["call"])

@@ -1,0 +1,36 @@
+"""A recipe's networks with random weights: what benchmarks of speed need, without any training."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from training.features import Extractor
+from training.meta import MetaModel, PooledMeta, PublishedMeta, Reduce
+from training.models import build, freeze
+from training.normalise import Normalise
+from training.recipe import Recipe
+from training.taps import Tapped, choose_taps
+
+CLASSES = 10
+
+
+def random_images(recipe: Recipe, count: int) -> NDArray[np.uint8]:
+    """uint8 noise (count, H, W, C)."""
+    return np.random.default_rng(0).integers(0, 256, (count, *recipe.input.shape), dtype=np.uint8)
+
+
+def random_parts(recipe: Recipe) -> tuple[Extractor, MetaModel]:
+    """The frozen part and the meta-model of a recipe, untrained."""
+    spec, section = recipe.input, recipe.meta
+    torch.manual_seed(0)
+    base = freeze(build(recipe.base.model, CLASSES, spec.channels, spec.height, spec.width))
+    normalise = Normalise(spec.mean, spec.std)
+    example = normalise(torch.from_numpy(random_images(recipe, 2)))
+    taps = choose_taps(base, example) if recipe.base.taps == "auto" else recipe.base.taps
+    reduce = Reduce("flatten") if section.form == "published" else Reduce("pool", section.grid, section.statistics)
+    extractor = Extractor(normalise, Tapped(base, taps), reduce).eval()
+    with torch.inference_mode():
+        widths = [(tap.shape[1],) for tap in extractor(torch.from_numpy(random_images(recipe, 2)))[1]]
+    if section.form == "published":
+        return extractor, PublishedMeta(widths, CLASSES, section.branches)
+    return extractor, PooledMeta(widths, CLASSES, section.hidden)
