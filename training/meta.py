@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 from training.errors import RecipeError
 
 CENTRE, RADIUS = 1.0, 11.0  # z stays within [-10, 12]; the optimum, log(1 + 1/λ), is well inside
-TINY = 1e-6  # a feature that varies less than this is constant
+TINY = 1e-6  # a tap that varies less than this is constant
 ROWS = 4096  # of features taken to double precision at once
 
 Statistic = Literal["mean", "max", "std"]
@@ -146,36 +147,33 @@ class PublishedMeta(MetaModel):
         return z
 
 
-class Standardise(nn.Module):
-    """Each feature less its mean, over its standard deviation, both measured on the training data."""
+class Scale(nn.Module):
+    """A tap divided by one number, its usual spread on the training data.
 
-    mean: Tensor  # (D,)
-    std: Tensor  # (D,)
+    One number for the whole tap: standardising each feature by itself would blow up those that hardly vary in
+    training, and the meta-model would extrapolate wildly on strangers in which they do.
+    """
 
-    def __init__(self, width: int) -> None:
+    spread: Tensor  # ()
+
+    def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer("std", torch.ones(width))
+        self.register_buffer("spread", torch.ones(()))
 
     def fit(self, features: Tensor) -> None:
-        """Measure mean and standard deviation on features (n, D); a constant one is only centred."""
-        mean, squares = torch.zeros(2, features.shape[1], dtype=torch.float64, device=features.device)
-        parts = torch.split(features, ROWS)
-        for rows in parts:
-            mean += rows.double().sum(0) / len(features)
-        for rows in parts:
-            squares += (rows.double() - mean).square().sum(0) / len(features)
-        std = squares.sqrt()
-        self.mean.copy_(mean)
-        self.std.copy_(torch.where(std < TINY, 1.0, std))
+        """Measure the mean of the features' standard deviations on (n, D)."""
+        mean = sum(rows.double().sum(0) for rows in features.split(ROWS)) / len(features)
+        squares = sum((rows.double() - mean).square().sum(0) for rows in features.split(ROWS))
+        spread = torch.as_tensor(squares / len(features)).sqrt().mean()
+        self.spread.copy_(torch.where(spread < TINY, 1.0, spread))
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (N, D) to (N, D)."""
-        return (x - self.mean) / self.std
+        return x / self.spread
 
 
 class PooledMeta(MetaModel):
-    """The small form: standardise each pooled tap, a short MLP on it, and a linear layer on all of them."""
+    """The small form: scale each pooled tap, a short MLP on it, and a linear layer on all of them."""
 
     def __init__(
         self, pooled_shapes: Sequence[tuple[int, ...]], classes: int, hidden: Sequence[int], seed: int = 0
@@ -187,22 +185,22 @@ class PooledMeta(MetaModel):
                 "it takes one tap or more and layers of one unit or more."
             )
         widths = [math.prod(shape) for shape in pooled_shapes]
-        self.standardise = nn.ModuleList(Standardise(width) for width in widths)
+        self.scales = nn.ModuleList(Scale() for _ in widths)
         with _seeded(seed):
             self.branches = nn.ModuleList(_mlp([width, *hidden, classes]) for width in widths)
             self.combine = nn.Linear(len(widths) * classes, classes)
         self.clamp = SoftClamp()
 
-    def fit_standardiser(self, features: Sequence[Tensor]) -> None:
-        """Measure the standardisation on training features, one (n, D) a tap."""
-        for module, tap in zip(self.standardise, features, strict=True):
-            assert isinstance(module, Standardise)
+    def fit_scales(self, features: Sequence[Tensor]) -> None:
+        """Measure the spread of training features, one (n, D) a tap."""
+        for module, tap in zip(self.scales, features, strict=True):
+            assert isinstance(module, Scale)
             module.fit(tap)
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """Pooled features, one (N, D) a tap, to z = log α (N, K)."""
-        taps = zip(self.branches, self.standardise, features, strict=True)
-        meta = [branch(standardise(x)) for branch, standardise, x in taps]
+        taps = zip(self.branches, self.scales, features, strict=True)
+        meta = [branch(scale(x)) for branch, scale, x in taps]
         z: Tensor = self.clamp(self.combine(torch.cat(meta, dim=1)))
         return z
 
@@ -216,11 +214,11 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _mlp(widths: Sequence[int]) -> nn.Sequential:
-    """Linear layers between these widths with a ReLU between each two."""
+    """Linear layers between these widths, each with a ReLU, the last included as in the published form."""
     layers: list[nn.Module] = []
     for width, following in pairwise(widths):
         layers += [nn.Linear(width, following), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers)
 
 
 def _branch(spec: str, width: int, classes: int) -> nn.Sequential:

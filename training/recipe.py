@@ -9,10 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from service.bundle.input_spec import InputSpec
 from service.bundle.manifest import Fraction, Name, Operating, first_problem
+from service.bundle.scores import SCORES
 from training.errors import RecipeError
 from training.rates import Rate, ScheduleName, rate
 
 Positive = Annotated[float, Field(gt=0)]
+NoiseName = Literal["permutation", "blur", "contrast", "shuffle", "mosaic"]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(gt=0)]
 
@@ -48,6 +50,8 @@ class DataSection(Section):
 
 class InputSection(InputSpec):
     """The bundle's input, and the normalisation its graph applies to pixels in [0, 1]."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     mean: list[float]
     std: list[Positive]
@@ -85,6 +89,16 @@ class Optimisation(Section):
     def _one_factor_a_milestone(self) -> Self:
         if len(self.milestones) != len(self.factors):
             raise ValueError("milestones and factors must have one length")
+        if self.milestones and self.schedule != "steps":
+            raise ValueError(f"milestones are for schedule 'steps', not {self.schedule!r}")
+        if self.milestones != sorted(set(self.milestones)):
+            raise ValueError("milestones must ascend")
+        return self
+
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> Self:
+        if self.nesterov and self.optimizer == "sgd" and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0")
         return self
 
     def rate(self, examples: int) -> Rate:
@@ -138,9 +152,10 @@ class MetaSection(Optimisation):
     clip_norm: Positive = 1.0
     stop_task: Literal["ood", "misclassification"] = "ood"
     stop_score: str = "mutual_information"
-    stop_noise: list[Literal["permutation", "blur", "contrast"]] = ["permutation", "blur", "contrast"]
+    stop_noise: list[list[NoiseName]] = [["permutation", "blur", "contrast"]]
+    """kinds of noisy copies of the validation images, each a chain of noises; their AUROC is averaged"""
     noise_draws: Count = 1
-    """how many noisy copies of the validation images are made (once, and cached)"""
+    """how many copies of each kind are made (once, and cached)"""
 
 
 class Recipe(Section):
@@ -157,6 +172,18 @@ class Recipe(Section):
     meta: MetaSection
     operating: Operating = Operating()
     report_targets: list[Fraction] = [0.05, 0.01]
+
+    @model_validator(mode="after")
+    def _scores_exist(self) -> Self:
+        named = {
+            "meta.stop_score": self.meta.stop_score,
+            "operating.score": self.operating.score,
+            "operating.trust_score": self.operating.trust_score,
+        }
+        for key, score in named.items():
+            if score not in SCORES:
+                raise ValueError(f"{key} is {score!r}; accepted are {', '.join(SCORES)}")
+        return self
 
     @model_validator(mode="after")
     def _calibration_is_unseen(self) -> Self:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from training.errors import RecipeError
-from training.meta import MetaModel, PairMax, PooledMeta, PublishedMeta, Reduce, SoftClamp, Standardise
+from training.meta import MetaModel, PairMax, PooledMeta, PublishedMeta, Reduce, Scale, SoftClamp
 
 LENET = ([(6, 14, 14), (16, 5, 5)], 10, ["120-84-10", "120-84-10"])
 VGG16 = (
@@ -132,27 +132,23 @@ def test_meta_models_stay_finite_far_from_the_data() -> None:
     assert ((z >= -10) & (z <= 12)).all()
 
 
-def test_standardiser_agrees_with_numpy_and_leaves_constants_finite() -> None:
+def test_a_tap_is_divided_by_the_mean_of_its_spreads_and_nothing_is_subtracted() -> None:
     rng = np.random.default_rng(0)
-    features = rng.normal(300, 0.1, size=(10_000, 3)).astype(np.float32)
-    features[:, 1] = 5
-    module = Standardise(3)
+    features = (rng.normal(size=(10_000, 3)) * [0.1, 2.0, 0.0] + 300).astype(np.float32)
+    module = Scale()
     module.fit(torch.from_numpy(features))
-    np.testing.assert_allclose(module.mean.numpy(), features.mean(0, dtype=np.float64), rtol=1e-6)
-    np.testing.assert_allclose(
-        module.std.numpy()[[0, 2]], features.astype(np.float64).std(0)[[0, 2]], rtol=1e-5
-    )
-    assert module.std[1] == 1
-    assert (module(torch.from_numpy(features))[:, 1] == 0).all()
+    expected = features.astype(np.float64).std(0).mean()
+    assert float(module.spread) == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_allclose(module(torch.from_numpy(features)).numpy(), features / expected, rtol=1e-5)
 
 
-def test_fitting_half_precision_features_standardises_each_tap() -> None:
+def test_half_precision_features_are_scaled_tap_by_tap_and_a_constant_tap_is_left_alone() -> None:
     meta = PooledMeta([(4,), (2,)], 3, [])
     taps = [torch.full((5000, 4), 60000.0).half(), torch.randn(5000, 2).half()]
-    meta.fit_standardiser(taps)
+    meta.fit_scales(taps)
     state = meta.state_dict()
-    assert state["standardise.0.mean"].tolist() == [60000.0] * 4
-    torch.testing.assert_close(state["standardise.1.std"], taps[1].float().std(0, correction=0))
+    assert float(state["scales.0.spread"]) == 1
+    torch.testing.assert_close(state["scales.1.spread"], taps[1].float().std(0, correction=0).mean())
 
 
 @pytest.mark.parametrize("grid", [1, 2, 3, 4])

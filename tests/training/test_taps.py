@@ -215,7 +215,7 @@ def test_onnx_runtime_agrees_with_torch_for_every_batch_size(tmp_path: Path, gri
     shapes = [reduce.output_shape(shape) for shape in tap_shapes(base, names, IMAGES)]
     meta = PooledMeta(shapes, 10, [16])
     _, features = Tapped(base, names)(torch.randn(64, 3, 32, 32))
-    meta.fit_standardiser([reduce(feature) for feature in features])
+    meta.fit_scales([reduce(feature) for feature in features])
     model = Whole(Tapped(base, names), reduce, meta).eval()
     session = exported(model, IMAGES, tmp_path / "model.onnx")
     for count in (1, 5):

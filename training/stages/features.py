@@ -52,8 +52,11 @@ def noisy_features(context: RunContext) -> list[Features]:
     if meta.stop_task != "ood":
         return []
     images = context.data.parts["validation"].images
-    draws = [np.random.default_rng([context.seed, draw]) for draw in range(meta.noise_draws)]
-    return [_cached(context, "noise", apply_noise(images, meta.stop_noise, draw)) for draw in draws]
+    return [
+        _cached(context, "+".join(kinds), apply_noise(images, kinds, np.random.default_rng([context.seed, draw])))
+        for kinds in meta.stop_noise
+        for draw in range(meta.noise_draws)
+    ]
 
 
 def _cached(context: RunContext, title: str, images: NDArray[np.uint8]) -> Features:

@@ -12,6 +12,7 @@ from training.files import fingerprint, save_json, save_torch
 from training.loop import Hooks
 from training.meta import MetaModel, PooledMeta, PublishedMeta
 from training.meta_trainer import StoppingData, train_meta
+from training.models import identity, load_weights
 from training.provenance import parameters
 from training.stages import base
 from training.stages.features import example, extractor, features, noisy_features
@@ -40,8 +41,10 @@ def facts(context: RunContext) -> dict[str, Any]:
 
 def mark(context: RunContext) -> str:
     """Fingerprint of all that decides the meta-model's weights."""
-    names = extractor(context).tapped.names
-    return fingerprint(base.mark(context), context.recipe.meta.model_dump(), names, context.seed)
+    tapped = extractor(context).tapped
+    # The base's mark knows given weights by their file's name only; its identity knows what is in the file.
+    made_from = [base.mark(context), identity(tapped.base), tapped.names]
+    return fingerprint(made_from, context.recipe.meta.model_dump(), context.seed)
 
 
 def new_meta(context: RunContext) -> MetaModel:
@@ -57,8 +60,8 @@ def new_meta(context: RunContext) -> MetaModel:
 def _fitted(context: RunContext) -> MetaModel:
     model = new_meta(context)
     file = context.folder / "meta.pt"
-    if context.done("fit", mark(context), file):
-        model.load_state_dict(torch.load(file, weights_only=True))
+    if context.done("fit", mark(context), file, context.folder / "fit.json"):
+        load_weights(model, file)
     else:
         context.must_make("fit")
         _train(context, model, file)
@@ -69,7 +72,7 @@ def _train(context: RunContext, model: MetaModel, file: Path) -> None:
     section, train = context.recipe.meta, context.data.parts["train"]
     known = features(context, "train")
     if isinstance(model, PooledMeta):
-        model.fit_standardiser([torch.from_numpy(np.array(tap)) for tap in known.taps])
+        model.fit_scales([torch.from_numpy(np.array(tap)) for tap in known.taps])
     validation = context.data.parts["validation"]
     stopping = StoppingData(features(context, "validation"), validation.labels, noisy_features(context))
     checkpoint = context.folder / "meta.checkpoint.pt"

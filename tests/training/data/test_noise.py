@@ -1,11 +1,11 @@
-"""The three noises do what the paper says, to each image its own draw."""
+"""The noises do what they say, to each image its own draw."""
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from training.data.noise import NOISES, apply_noise, blur, contrast, corrupt, permutation
+from training.data.noise import NOISES, apply_noise, blur, contrast, corrupt, mosaic, permutation, shuffle
 from training.errors import DataError
 
 
@@ -31,7 +31,7 @@ def test_noise_keeps_type_and_shape_follows_its_seed_and_leaves_its_input(kind: 
     np.testing.assert_array_equal(images, before)
 
 
-@pytest.mark.parametrize("kind", NOISES)
+@pytest.mark.parametrize("kind", ["permutation", "blur", "contrast", "shuffle"])
 def test_every_image_has_its_own_draw(kind: str, images: NDArray[np.uint8]) -> None:
     noisy = NOISES[kind](np.repeat(images[:1], 5, axis=0), rng())
     assert len({image.tobytes() for image in noisy}) == 5
@@ -67,6 +67,25 @@ def test_contrast_is_the_sigmoid_with_a_slope_in_range() -> None:
     assert (np.diff(pushed.reshape(40, 256)) >= 0).all()
 
 
+def test_shuffle_keeps_every_tile_whole() -> None:
+    tiles = np.arange(16, dtype=np.uint8)
+    image = np.kron(tiles.reshape(4, 4), np.ones((3, 2), np.uint8))[None, ..., None]
+    shuffled = shuffle(image, rng())
+    corners = shuffled[0, ::3, ::2, 0]
+    assert sorted(corners.ravel()) == list(tiles)
+    assert (np.kron(corners, np.ones((3, 2), np.uint8)) == shuffled[0, ..., 0]).all()
+    assert (shuffled != image).any()
+
+
+def test_mosaic_takes_each_quadrant_whole_from_some_image() -> None:
+    images = np.broadcast_to(np.arange(40, dtype=np.uint8)[:, None, None, None], (40, 8, 6, 1))
+    composed = mosaic(images, rng())
+    quadrants = composed[:, ::4, ::3, 0]
+    assert (np.kron(quadrants, np.ones((1, 4, 3), np.uint8)) == composed[..., 0]).all()
+    assert all(sorted(quadrants[:, row, column]) == list(range(40)) for row in (0, 1) for column in (0, 1))
+    assert sum(len(set(image.ravel())) > 1 for image in quadrants) > 30
+
+
 def test_noises_are_applied_in_the_order_given(images: NDArray[np.uint8]) -> None:
     generator = rng()
     expected = permutation(blur(images, generator), generator)
@@ -80,5 +99,5 @@ def test_corrupt_is_permutation_blur_contrast(images: NDArray[np.uint8]) -> None
 
 
 def test_an_unknown_noise_is_named_before_any_work(images: NDArray[np.uint8]) -> None:
-    with pytest.raises(DataError, match="'fog' is not known; accepted are permutation, blur, contrast"):
+    with pytest.raises(DataError, match="'fog' is not known; accepted are permutation, blur, contrast, shuffle, mosaic"):
         apply_noise(images, ["blur", "fog"], rng())
