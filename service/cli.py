@@ -36,15 +36,21 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _version(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)
-    ] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"qualms {metadata.version('qualms')}")
         raise typer.Exit
+
+
+@app.callback()
+def _options(
+    # A callback of its own: the function's body would run only once a command is given as well.
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()

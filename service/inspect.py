@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -87,7 +88,11 @@ def _evaluation(evaluation: Evaluation) -> Table:
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(
-        title=Text(title, "table.title"), title_justify="left", header_style="bold", show_header=any(columns)
+        title=Text(title, "table.title"),
+        title_justify="left",
+        header_style="bold",
+        show_header=any(columns),
+        box=box.HEAVY_HEAD if any(columns) else None,  # without lines, a digest fits into 80 columns
     )
     for column in columns:
         table.add_column(Text(column), overflow="fold")

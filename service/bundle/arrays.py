@@ -22,6 +22,8 @@ def _decode(value: Any) -> Float32Values:
             array = np.frombuffer(raw, "<f4").astype(np.float32).reshape(value["shape"])
         except (binascii.Error, TypeError, ValueError) as error:
             raise ValueError(f"the array cannot be decoded: {error}") from None
+        if list(array.shape) != value["shape"]:  # NumPy also takes -1, null and a bare number
+            raise ValueError("the array cannot be decoded: shape must be a list of lengths")
     if not np.isfinite(array).all():
         raise ValueError("the array holds values that are not finite")
     array.setflags(write=False)

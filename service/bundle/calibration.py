@@ -26,7 +26,7 @@ def trust_grid(fit_doubts: NDArray[np.floating[Any]]) -> tuple[NDArray[np.float3
     levels = np.arange(1, TRUST_LEVELS + 1, dtype=np.float32) / np.float32(TRUST_LEVELS)
     finite = fit_doubts[np.isfinite(fit_doubts)]
     if not len(finite):
-        raise DataError("the fit split gives no finite trust scores, so no threshold can be placed")
+        raise DataError("The fit split gives no finite trust scores, so no threshold can be placed.")
     # `higher` returns observed values, so that ties in the score fall on one side of the threshold.
     return levels, np.quantile(finite, levels, method="higher").astype(np.float32)
 
@@ -45,7 +45,7 @@ def calibrate(
     """Sort each score and count errors at each trust threshold; `outputs` are the graph's on n images."""
     for name in scores:
         if bad := int((~np.isfinite(outputs[name])).sum()):
-            raise DataError(f"{bad} of {len(labels)} calibration images give a {name} that is not finite")
+            raise DataError(f"{bad} of {len(labels)} calibration images give no finite {name}.")
     levels, thresholds = grid
     doubts = doubt(outputs[trust_score], scores[trust_score].direction)
     accepted, errors = tally(doubts, outputs["prediction"] != labels, thresholds)

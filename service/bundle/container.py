@@ -16,6 +16,9 @@ _GRAPH_FIELD = 7  # ModelProto.graph
 _METADATA_FIELD = 14  # ModelProto.metadata_props, entries of (key = 1, value = 2)
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
+_NOT_PROTOBUF = "its bytes are not a protobuf message"
+_CUT_SHORT = "it is another kind of file, or was cut short"
+
 
 class Container(NamedTuple):
     """The two parts of a file."""
@@ -28,6 +31,8 @@ class Container(NamedTuple):
 
 class _Field(NamedTuple):
     number: int
+    wire: int
+    """how the value is encoded"""
     start: int
     """where the tag begins"""
     body: int
@@ -35,22 +40,12 @@ class _Field(NamedTuple):
     end: int
 
 
-def unpack(data: bytes) -> Container:
-    """Part a file's bytes; BundleError if they are not an ONNX model."""
-    kept: list[bytes] = []
-    manifest: str | None = None
-    has_graph = False
-    for field in _fields(data):
-        has_graph |= field.number == _GRAPH_FIELD
-        if field.number == _METADATA_FIELD:
-            entry = _entry(data[field.body : field.end])
-            if entry is not None and entry[0] == MANIFEST_KEY:
-                manifest = entry[1]
-                continue
-        kept.append(data[field.start : field.end])
-    if not has_graph:
-        raise BundleError("the file is not an ONNX model: it holds no graph")
-    return Container(b"".join(kept), manifest)
+def unpack(data: bytes, source: str = "The file") -> Container:
+    """Part a file's bytes; BundleError, with `source` as its subject, if they are not an ONNX model."""
+    try:
+        return _parted(data)
+    except _MalformedError as error:
+        raise BundleError(f"{source} is not an ONNX model: {error}.") from None
 
 
 def pack(container: Container) -> bytes:
@@ -59,6 +54,27 @@ def pack(container: Container) -> bytes:
         return container.graph
     entry = _bytes_field(1, MANIFEST_KEY.encode()) + _bytes_field(2, container.manifest.encode())
     return container.graph + _bytes_field(_METADATA_FIELD, entry)
+
+
+class _MalformedError(Exception):
+    """Why bytes are not an ONNX model, as the second half of a sentence."""
+
+
+def _parted(data: bytes) -> Container:
+    kept: list[bytes] = []
+    manifest: str | None = None
+    has_graph = False
+    for field in _fields(data):
+        has_graph |= (field.number, field.wire) == (_GRAPH_FIELD, _BYTES)
+        if (field.number, field.wire) == (_METADATA_FIELD, _BYTES):
+            key, value = _entry(data[field.body : field.end])
+            if key == MANIFEST_KEY.encode():
+                manifest = _text(value)
+                continue
+        kept.append(data[field.start : field.end])
+    if not has_graph:
+        raise _MalformedError("it holds no graph")
+    return Container(b"".join(kept), manifest)
 
 
 def _fields(data: bytes) -> Iterator[_Field]:
@@ -78,31 +94,37 @@ def _fields(data: bytes) -> Iterator[_Field]:
             length, body = _varint(data, position)
             position = body + length
         else:
-            raise BundleError("the file is not an ONNX model: its bytes are not a protobuf message")
-        if number == 0 or position > len(data):
-            raise BundleError("the file is not an ONNX model, or it was cut short")
-        yield _Field(number, start, body, position)
+            raise _MalformedError(_NOT_PROTOBUF)
+        if number == 0:
+            raise _MalformedError(_NOT_PROTOBUF)
+        if position > len(data):
+            raise _MalformedError(_CUT_SHORT)
+        yield _Field(number, wire, start, body, position)
 
 
-def _entry(data: bytes) -> tuple[str, str] | None:
+def _entry(data: bytes) -> tuple[bytes, bytes]:
     parts = {field.number: data[field.body : field.end] for field in _fields(data)}
+    return parts.get(1, b""), parts.get(2, b"")
+
+
+def _text(value: bytes) -> str:
     try:
-        return parts[1].decode(), parts.get(2, b"").decode()
-    except (KeyError, UnicodeDecodeError):
-        return None
+        return value.decode()
+    except UnicodeDecodeError:
+        raise _MalformedError("its manifest is not UTF-8 text") from None
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(data):
-            break
+            raise _MalformedError(_CUT_SHORT)
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
-    raise BundleError("the file is not an ONNX model, or it was cut short")
+    raise _MalformedError(_NOT_PROTOBUF)
 
 
 def _bytes_field(number: int, body: bytes) -> bytes:

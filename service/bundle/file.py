@@ -27,21 +27,26 @@ def open_bundle(path: Path) -> Bundle:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise BundleError(f"{path}: there is no such file") from None
+        raise BundleError(f"{path} does not exist.") from None
     except OSError as error:
-        raise BundleError(f"{path}: the file cannot be read ({error.strerror})") from None
-    try:
-        return _verified(path, data)
-    except BundleError as error:
-        raise BundleError(f"{path}: {error}") from None
+        raise BundleError(f"{path} cannot be read: {error.strerror}.") from None
+    return _verified(path, data, str(path))
 
 
 def write_bundle(path: Path, graph: bytes, manifest: Manifest) -> Bundle:
-    """Write graph and manifest as one file under its final name, all or nothing, and return it reopened."""
+    """Write graph and manifest as one file under its final name, all or nothing, and return what was written.
+
+    It is verified before it is written, so that what cannot be opened never takes the place of a good file.
+    """
     if manifest.graph_sha256 != graph_digest(graph):
-        raise BundleError(f"{path}: the manifest was made for another graph")
-    write_bytes(path, pack(Container(graph, manifest.to_json())))
-    return open_bundle(path)
+        raise BundleError(f"{path} cannot be written: the manifest was made for another graph.")
+    data = pack(Container(graph, manifest.to_json()))
+    bundle = _verified(path, data, f"What was to be written to {path}")
+    try:
+        write_bytes(path, data)
+    except OSError as error:
+        raise BundleError(f"{path} cannot be written: {error.strerror}.") from None
+    return bundle
 
 
 def graph_digest(graph: bytes) -> str:
@@ -49,11 +54,11 @@ def graph_digest(graph: bytes) -> str:
     return hashlib.sha256(graph).hexdigest()
 
 
-def _verified(path: Path, data: bytes) -> Bundle:
-    graph, text = unpack(data)
+def _verified(path: Path, data: bytes, source: str) -> Bundle:
+    graph, text = unpack(data, source)
     if text is None:
-        raise BundleError("this ONNX model is not a Qualms bundle: it carries no manifest")
-    manifest = Manifest.from_json(text)
+        raise BundleError(f"{source} is not a Qualms bundle: it carries no manifest.")
+    manifest = Manifest.from_json(text, source)
     if graph_digest(graph) != manifest.graph_sha256:
-        raise BundleError("the graph is damaged: its SHA-256 is not the one in the manifest")
+        raise BundleError(f"{source} has a damaged graph: its SHA-256 is not the one in the manifest.")
     return Bundle(path, manifest, graph, hashlib.sha256(data).hexdigest())

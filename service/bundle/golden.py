@@ -1,7 +1,7 @@
 """Golden inputs: images drawn by integer arithmetic alone, the same on every machine and for all time.
 
-A bundle keeps only the recipe of the drawing, its digest and the outputs they gave when the file was exported,
-so a runtime, a provider or a platform that computes something else is found out before it answers anybody.
+A bundle keeps only their number, their digest and the outputs they gave when the file was exported, so a
+runtime, a provider or a platform that computes something else is found out before it answers anybody.
 """
 
 import hashlib

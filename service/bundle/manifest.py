@@ -1,16 +1,15 @@
 """The manifest: everything a bundle says about itself, versioned, with unknown fields refused."""
 
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from service.bundle.arrays import Float32Array
+from service.bundle.arrays import Float32Array, Float32Values
 from service.bundle.errors import BundleError
 from service.bundle.input_spec import InputSpec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -55,10 +54,14 @@ class Trust(Part):
     """(J,) wrong predictions among them"""
 
     @model_validator(mode="after")
-    def _same_length(self) -> Self:
-        lengths = {len(self.levels), len(self.thresholds), len(self.accepted), len(self.errors)}
-        if len(lengths) != 1:
-            raise ValueError("levels, thresholds, accepted and errors must have one length")
+    def _one_value_a_threshold(self) -> Self:
+        shapes = {self.levels.shape, self.thresholds.shape, (len(self.accepted),), (len(self.errors),)}
+        if len(shapes) != 1 or not self.accepted:
+            raise ValueError("levels, thresholds, accepted and errors must have one length, at least 1")
+        if not _ascending(self.levels) or not _ascending(self.thresholds):
+            raise ValueError("levels and thresholds must be ascending")
+        if any(not 0 <= wrong <= taken for wrong, taken in zip(self.errors, self.accepted, strict=True)):
+            raise ValueError("errors must lie between 0 and accepted")
         return self
 
 
@@ -76,19 +79,30 @@ class Calibration(Part):
     @model_validator(mode="after")
     def _sorted(self) -> Self:
         for name, values in self.scores.items():
-            if values.shape != (self.n,) or (np.diff(values) < 0).any():
+            if values.shape != (self.n,) or not _ascending(values):
                 raise ValueError(f"the calibration scores of {name} must be {self.n} ascending values")
+        if max(self.trust.accepted) > self.n:
+            raise ValueError(f"trust.accepted must be at most n, {self.n}")
         return self
 
 
 class Reference(Part):
     """In-distribution behaviour to compare live traffic with."""
 
-    levels: list[float]
+    levels: list[float] = Field(min_length=1)
     quantiles: dict[str, list[float]]
     """each score's quantiles at `levels`"""
     class_shares: list[float]
     """how often each class was predicted"""
+
+    @model_validator(mode="after")
+    def _one_quantile_a_level(self) -> Self:
+        if sorted(self.levels) != self.levels:
+            raise ValueError("levels must be ascending")
+        for name, quantiles in self.quantiles.items():
+            if len(quantiles) != len(self.levels):
+                raise ValueError(f"the quantiles of {name} must be {len(self.levels)} values, one a level")
+        return self
 
 
 class Golden(Part):
@@ -96,7 +110,7 @@ class Golden(Part):
 
     count: int = Field(gt=0, le=64)
     input_sha256: Sha256
-    outputs: dict[str, Float32Array]
+    outputs: dict[str, Float32Array] = Field(min_length=1)
 
 
 class Provenance(Part):
@@ -187,6 +201,8 @@ class Manifest(Part):
         for name in (self.operating.score, self.operating.trust_score):
             if name not in self.scores:
                 raise ValueError(f"the operating score {name} is not among the scores")
+        if missing := sorted(set(self.scores) - set(self.reference.quantiles)):
+            raise ValueError(f"the scores {', '.join(missing)} have no reference quantiles")
         if len(self.reference.class_shares) != len(self.classes):
             raise ValueError("reference.class_shares must have one value a class")
         return self
@@ -196,24 +212,24 @@ class Manifest(Part):
         return self.model_dump_json()
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read and check; BundleError in one sentence naming the first field that is wrong."""
+    def from_json(cls, text: str, source: str = "The file") -> Self:
+        """Read and check; BundleError in one sentence on `source` naming the first field that is wrong."""
         try:
             document = json.loads(text)
-        except ValueError as error:
-            raise BundleError(f"the manifest is damaged: it is not JSON ({error})") from None
+        except (ValueError, RecursionError) as error:
+            raise BundleError(f"{source} has a damaged manifest: it is not JSON ({error}).") from None
         if not isinstance(document, dict):
-            raise BundleError("the manifest is damaged: it is not a JSON object")
+            raise BundleError(f"{source} has a damaged manifest: it is not a JSON object.")
         version = document.get("schema_version")
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise BundleError(
-                f"the manifest has schema version {version}, and this program reads up to {SCHEMA_VERSION}: "
-                "update qualms to open it"
+                f"{source} has a manifest of schema version {version}, and this program reads up to "
+                f"{SCHEMA_VERSION}: update qualms to open it."
             )
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            raise BundleError(f"the manifest is damaged: {first_problem(error)}") from None
+            raise BundleError(f"{source} has a damaged manifest: {first_problem(error)}.") from None
 
 
 def first_problem(error: ValidationError) -> str:
@@ -223,3 +239,7 @@ def first_problem(error: ValidationError) -> str:
     if problem["type"] == "extra_forbidden":
         return f"{field}: this field is unknown"
     return f"{field}: {problem['msg'].removeprefix('Value error, ')}"
+
+
+def _ascending(values: Float32Values) -> bool:
+    return bool((values[1:] >= values[:-1]).all())

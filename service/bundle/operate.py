@@ -16,7 +16,7 @@ def flag_point(
     guarantee: Guarantee | None = None,
 ) -> OperatingPoint:
     """Where the flag goes up, for the manifest's own choice of whatever is not given."""
-    name = score or manifest.operating.score
+    name = manifest.operating.score if score is None else score
     if name not in manifest.scores:
         raise OperatingPointError(
             f"The score {name!r} is not one of this model's; accepted are {', '.join(manifest.scores)}."
@@ -27,7 +27,7 @@ def flag_point(
         score=name,
         direction=direction,
         target_fpr=manifest.operating.target_fpr if target_fpr is None else target_fpr,
-        guarantee=guarantee or manifest.operating.guarantee,
+        guarantee=manifest.operating.guarantee if guarantee is None else guarantee,
     )
 
 

@@ -24,7 +24,7 @@ def onnxruntime() -> ModuleType:
         import onnxruntime as module  # noqa: PLC0415
     except ImportError:
         raise ExtraMissingError(
-            "ONNX Runtime is not installed: run pip install 'qualms[cpu]', or 'qualms[gpu]' on a machine with CUDA"
+            "ONNX Runtime is not installed: run pip install 'qualms[cpu]', or 'qualms[gpu]' on a machine with CUDA."
         ) from None
     return module  # type: ignore[no-any-return]
 
@@ -40,10 +40,10 @@ class GraphRunner:
         try:
             self.session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            raise BundleError(f"ONNX Runtime does not take the graph: {_first_line(error)}") from None
+            raise BundleError(f"ONNX Runtime does not take the graph: {_first_line(error)}.") from None
         self.outputs = [output.name for output in self.session.get_outputs()]
         if INPUT not in {given.name for given in self.session.get_inputs()}:
-            raise BundleError(f"the graph has no input named {INPUT}")
+            raise BundleError(f"The graph has no input named {INPUT}.")
 
     def __call__(
         self, images: NDArray[np.uint8], batch: int = 256, progress: Callable[[int], None] | None = None
@@ -56,24 +56,25 @@ class GraphRunner:
             if progress:
                 progress(len(part))
         if not parts:
-            raise ValueError("there are no images to run")
-        return {name: np.concatenate(values) for name, values in zip(self.outputs, zip(*parts, strict=True), strict=True)}
+            raise ValueError("There are no images to run.")
+        columns = zip(self.outputs, zip(*parts, strict=True), strict=True)
+        return {name: np.concatenate(values) for name, values in columns}
 
 
 def check_golden(runner: GraphRunner, manifest: Manifest) -> None:
     """Run the golden inputs and compare; BundleError names the output that differs most."""
     images = golden.draw(manifest.input, manifest.golden.count)
     if golden.digest(images) != manifest.golden.input_sha256:
-        raise BundleError("the golden inputs drawn by this program are not those the bundle was made with")
+        raise BundleError("The golden inputs drawn by this program are not those the bundle was made with.")
     found = runner(images)
     if missing := sorted(set(manifest.golden.outputs) - set(found)):
-        raise BundleError(f"the graph lacks the output {missing[0]}")
+        raise BundleError(f"The graph lacks the output {missing[0]}.")
     differences = {name: _difference(found[name], want) for name, want in manifest.golden.outputs.items()}
     worst = max(differences, key=lambda name: differences[name])
     if not differences[worst] <= GOLDEN_TOLERANCE:
         raise BundleError(
-            f"the golden vectors are not reproduced: {worst} differs by {differences[worst]:.1e}, "
-            f"and {GOLDEN_TOLERANCE:.0e} is allowed"
+            f"The golden vectors are not reproduced: {worst} differs by {differences[worst]:.1e}, "
+            f"and {GOLDEN_TOLERANCE:.0e} is allowed."
         )
 
 
@@ -85,4 +86,4 @@ def _difference(found: NDArray[Any], want: NDArray[np.float32]) -> float:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    return str(error).strip().partition("\n")[0].rstrip(" .")
