@@ -70,6 +70,21 @@ def inspect(
         show(bundle, Console())
 
 
+@app.command()
+def serve(
+    model: Annotated[str | None, typer.Argument(help="A bundle's path, or an embedded model's name.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on (QUALMS_HOST).", show_default="127.0.0.1")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on (QUALMS_PORT).", show_default="8000")] = None,
+) -> None:
+    """Answer POST /predict; without MODEL, with the embedded default. Everything else is set by QUALMS_* variables."""
+    from service.server import serve as run
+    from service.settings import load_settings
+
+    run(load_settings(model=model, host=host, port=port))
+
+
 def main() -> None:
     """Run the command line; a user's mistake is one sentence on stderr and exit code 2."""
     try:

@@ -21,9 +21,7 @@ def resolve(model: str | None) -> Path:
         return embedded
     path = Path(name)
     if not path.exists():
-        raise BundleError(
-            f"There is no file {name!r}, and the embedded models are {', '.join(available()) or 'none'}."
-        )
+        raise BundleError(f"There is no file {name!r}, and the embedded models are {', '.join(available()) or 'none'}.")
     return path
 
 

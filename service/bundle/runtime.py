@@ -61,7 +61,7 @@ class GraphRunner:
         return {name: np.concatenate(values) for name, values in columns}
 
 
-def check_golden(runner: GraphRunner, manifest: Manifest) -> None:
+def check_golden(runner: Callable[[NDArray[np.uint8]], Outputs], manifest: Manifest) -> None:
     """Run the golden inputs and compare; BundleError names the output that differs most."""
     images = golden.draw(manifest.input, manifest.golden.count)
     if golden.digest(images) != manifest.golden.input_sha256:

@@ -1,0 +1,130 @@
+"""The application: raw endpoints for predictions, ordinary routes for everything else."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from service.bundle.embedded import resolve
+from service.bundle.errors import QualmsError
+from service.bundle.file import Bundle, open_bundle
+from service.cpu import available_cores
+from service.engine import Engine
+from service.metrics import ServiceMetrics
+from service.model import ServedModel
+from service.openapi import describe
+from service.predict import PredictEndpoint
+from service.problems import Problem, send_problem
+from service.request_ids import request_id_from
+from service.routes import add_routes, route_name
+from service.settings import Settings
+from service.state import ServiceState
+
+_log = logging.getLogger("qualms")
+
+
+def create_app(
+    settings: Settings,
+    *,
+    registry: CollectorRegistry | None = None,
+    state: ServiceState | None = None,
+    on_failure: Callable[[QualmsError], None] | None = None,
+) -> FastAPI:
+    """The service for one model; loading begins when the server starts, and readiness says when it is done.
+
+    `on_failure` hears of a model that cannot be loaded.
+    """
+    registry = registry or CollectorRegistry()
+    state = state or ServiceState()
+    metrics = ServiceMetrics(registry)
+    pool = ThreadPoolExecutor(settings.decode_threads or available_cores(), thread_name_prefix="qualms-decode")
+    bundle = open_bundle(resolve(settings.model))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        loading = asyncio.create_task(_load(bundle, settings, state, registry, metrics, on_failure))
+        yield
+        await loading
+        if state.model is not None:
+            await state.model.batcher.stop()
+        pool.shutdown()
+
+    app = FastAPI(title="Qualms", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+    add_routes(app, state, registry)
+    describe(app)
+    app.add_middleware(_Edge, predict=PredictEndpoint(settings, state, metrics, pool), metrics=metrics, state=state)
+    return app
+
+
+async def _load(
+    bundle: Bundle,
+    settings: Settings,
+    state: ServiceState,
+    registry: CollectorRegistry,
+    metrics: ServiceMetrics,
+    on_failure: Callable[[QualmsError], None] | None,
+) -> None:
+    started = time.monotonic()
+    try:
+        engine = await asyncio.to_thread(Engine, bundle, settings.device, settings.threads, settings.max_batch)
+        model = ServedModel(bundle, engine, registry, metrics)
+    except QualmsError as error:
+        state.failure = str(error)
+        _log.critical(str(error))
+        if on_failure:
+            on_failure(error)
+        return
+    model.batcher.start()
+    state.model = model
+    _log.info(
+        "ready",
+        extra={
+            "model": bundle.manifest.name,
+            "digest": bundle.digest,
+            "provider": engine.provider,
+            "seconds": round(time.monotonic() - started, 3),
+        },
+    )
+
+
+class _Edge:
+    """The outermost layer, pure ASGI: predictions leave here; all else is counted, named and guarded."""
+
+    def __init__(self, app: Any, predict: PredictEndpoint, metrics: ServiceMetrics, state: ServiceState) -> None:
+        self._app, self._predict, self._metrics, self._state = app, predict, metrics, state
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif scope["path"] == "/predict" and scope["method"] == "POST":
+            await self._predict(scope, receive, send)
+        else:
+            await self._other(scope, receive, send)
+
+    async def _other(self, scope: Any, receive: Any, send: Any) -> None:
+        started, code = time.monotonic(), 500
+        request_id = request_id_from(dict(scope["headers"]))
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def named(message: Any) -> None:
+            nonlocal code
+            if message["type"] == "http.response.start":
+                code = message["status"]
+                extra = [(b"x-request-id", request_id.encode()), *self._state.closing_headers]
+                message = {**message, "headers": [*message["headers"], *extra]}
+            await send(message)
+
+        try:
+            if scope["path"] == "/predict":
+                raise Problem.wrong_method(scope["method"], "POST")
+            await self._app(scope, receive, named)
+        except Problem as problem:
+            code = problem.status
+            await send_problem(send, problem, request_id, self._state.closing_headers)
+        self._metrics.answered(route_name(scope["path"]), code, time.monotonic() - started)

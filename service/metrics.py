@@ -1,0 +1,170 @@
+"""What Prometheus sees, kept cheap: a whole batch is counted with a few array operations.
+
+Decisions are counted at the model's default operating point whatever a request asked for, so that rates mean
+something. All state hangs on the registry that is passed in.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from service.bundle.file import Bundle
+from service.decide import Rule, Verdicts
+
+M = TypeVar("M", Counter, Gauge)
+
+MAX_CLASS_LABELS = 100
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+P_VALUES = tuple(round(0.05 * step, 2) for step in range(1, 21))
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ROUTES = ("predict", "models", "metrics", "health", "docs", "other")
+REASONS = ("overload", "draining", "expired", "disconnected", "too_large", "unsupported", "malformed", "invalid")
+
+
+class BatchHistogram(Collector):
+    """A histogram that takes many values at once; prometheus-client's takes them one by one under a lock."""
+
+    def __init__(self, name: str, text: str, labels: dict[str, str], bounds: Sequence[float]) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self._bounds = np.array(sorted(set(bounds)))
+        self._counts = np.zeros(len(self._bounds) + 1, np.int64)
+        self._sum = 0.0
+
+    def observe(self, values: NDArray[Any]) -> None:
+        """Count values (N,); a bucket holds what is at most its bound."""
+        places = np.searchsorted(self._bounds, values, side="left")
+        self._counts += np.bincount(places, minlength=len(self._counts))
+        self._sum += float(values.sum())
+
+    def collect(self) -> Iterable[Metric]:
+        """For the registry."""
+        family = HistogramMetricFamily(self._name, self._text, labels=list(self._labels))
+        totals = np.cumsum(self._counts)
+        bounds = [floatToGoString(float(bound)) for bound in [*self._bounds, np.inf]]  # type: ignore[no-untyped-call]
+        buckets = [(bound, float(total)) for bound, total in zip(bounds, totals, strict=True)]
+        family.add_metric(list(self._labels.values()), buckets, self._sum)
+        return [family]
+
+
+class ServiceMetrics:
+    """What concerns requests rather than models."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self._requests = Counter(
+            "qualms_requests", "Requests answered, by route and status code.", ["route", "code"], registry=registry
+        )
+        self._duration = Histogram(
+            "qualms_request_duration_seconds",
+            "From the first byte of a request to the last of its reply.",
+            ["route"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._rejected = Counter("qualms_rejected", "Images not answered, by reason.", ["reason"], registry=registry)
+        self._children: dict[tuple[str, int], Any] = {}
+        self._durations = {route: self._duration.labels(route) for route in ROUTES}
+        self._reasons = {reason: self._rejected.labels(reason) for reason in REASONS}
+        for route in ROUTES:
+            self._child(route, 200)
+
+    def answered(self, route: str, code: int, seconds: float) -> None:
+        """Count one reply."""
+        self._child(route, code).inc()
+        self._durations[route].observe(seconds)
+
+    def rejected(self, reason: str, images: int = 1) -> None:
+        """Count images that got no prediction."""
+        self._reasons[reason].inc(images)
+
+    def _child(self, route: str, code: int) -> Any:
+        found = self._children.get((route, code))
+        if found is None:
+            found = self._children[route, code] = self._requests.labels(route, str(code))
+        return found
+
+
+class ModelMetrics:
+    """What concerns one model; `close` takes its series away again."""
+
+    def __init__(self, registry: CollectorRegistry, bundle: Bundle, rule: Rule, provider: str) -> None:
+        manifest = bundle.manifest
+        self._registry, self._collectors = registry, list[Collector]()
+        self.labels = {"model": manifest.name, "version": manifest.version}
+        self._classes = manifest.classes if len(manifest.classes) <= MAX_CLASS_LABELS else ["any"]
+        self.queue_seconds = self._histogram(
+            "queue_duration_seconds", "From queueing to the start of the run.", SECONDS
+        )
+        self.decode_seconds = self._histogram("decode_duration_seconds", "Time to decode a request's images.", SECONDS)
+        self.inference_seconds = self._histogram("inference_duration_seconds", "Time of one run.", SECONDS)
+        self.batch_size = self._histogram("batch_size", "Images in one run.", SIZES)
+        self.p_value = self._histogram("p_value", "p-values of the default score; uniform in-distribution.", P_VALUES)
+        quantiles = manifest.reference.quantiles
+        self.total = self._histogram(
+            "total_uncertainty", "Entropy; buckets at reference quantiles.", quantiles["entropy"]
+        )
+        self.epistemic = self._histogram(
+            "epistemic_uncertainty",
+            "Mutual information; buckets at reference quantiles.",
+            quantiles["mutual_information"],
+        )
+        self._predictions = self._counter("predictions", "Predictions by class and flag.", "class", "ood")
+        self._ood = self._counter("ood", "Images flagged.").labels(**self.labels)
+        self._untrusted = self._counter("untrusted", "Predictions not to be trusted.").labels(**self.labels)
+        self._cells = [
+            [self._predictions.labels(**self.labels, **{"class": name, "ood": flag}) for flag in ("false", "true")]
+            for name in self._classes
+        ]
+        self.queue_depth = self._gauge("queue_depth", "Images waiting.")
+        self._gauge("ood_rate_bound", "99.9 % upper quantile of the false-alarm rate.").set(rule.flag.rate_bound)
+        self._gauge("ood_target_rate", "The false-alarm rate promised.").set(rule.flag.target_fpr)
+        self._gauge("calibration_images", "Images the promise rests on.").set(rule.flag.n)
+        self._gauge("model_info", "The model that is served.", digest=bundle.digest).set(1)
+        self._gauge("provider_info", "Where it runs.", provider=provider).set(1)
+
+    def observe(self, outputs: dict[str, NDArray[Any]], verdicts: Verdicts, seconds: float) -> None:
+        """Count one batch."""
+        rows = len(verdicts.flags)
+        self.inference_seconds.observe(np.array([seconds]))
+        self.batch_size.observe(np.array([rows]))
+        self.p_value.observe(verdicts.p_values)
+        self.total.observe(outputs["entropy"])
+        self.epistemic.observe(outputs["mutual_information"])
+        classes = outputs["prediction"] if len(self._classes) > 1 else np.zeros(rows, np.int64)
+        pairs, counts = np.unique(2 * classes + verdicts.flags, return_counts=True)
+        for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+            self._cells[pair // 2][pair % 2].inc(count)
+        flagged = int(verdicts.flags.sum())
+        if flagged:
+            self._ood.inc(flagged)
+        if verdicts.accepts is not None and (refused := rows - int(verdicts.accepts.sum())):
+            self._untrusted.inc(refused)
+
+    def close(self) -> None:
+        """Unregister everything of this model."""
+        for collector in self._collectors:
+            self._registry.unregister(collector)
+
+    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> BatchHistogram:
+        collector = BatchHistogram(f"qualms_{name}", text, self.labels, bounds)
+        self._registry.register(collector)
+        self._collectors.append(collector)
+        return collector
+
+    def _gauge(self, name: str, text: str, **labels: str) -> Gauge:
+        names = {**self.labels, **labels}
+        return self._keep(Gauge(f"qualms_{name}", text, list(names), registry=self._registry)).labels(**names)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return self._keep(Counter(f"qualms_{name}", text, [*self.labels, *labels], registry=self._registry))
+
+    def _keep(self, collector: M) -> M:
+        self._collectors.append(collector)
+        return collector

@@ -1,0 +1,35 @@
+"""One model being served: its file, its engine, its queue, its rules and its metrics."""
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from service.batcher import Answer, Batch, Batcher
+from service.bundle.file import Bundle
+from service.decide import DEFAULT, Decider
+from service.engine import Engine
+from service.metrics import ModelMetrics, ServiceMetrics
+from service.reply import ReplyWriter
+
+
+class ServedModel:
+    """Everything a request to one model needs; `start` it on the event loop."""
+
+    def __init__(
+        self, bundle: Bundle, engine: Engine, registry: CollectorRegistry, service_metrics: ServiceMetrics
+    ) -> None:
+        self.bundle = bundle
+        self.engine = engine
+        self.decider = Decider(bundle.manifest)
+        self.writer = ReplyWriter(bundle, self.decider, engine.outputs)
+        self.metrics = ModelMetrics(registry, bundle, self.decider.rule(DEFAULT), engine.provider)
+        self.batcher = Batcher(engine, on_batch=self._count, on_drop=service_metrics.rejected)
+        self.metrics.queue_depth.set_function(lambda: self.batcher.depth)
+
+    def count_answer(self, answer: Answer, decode_seconds: float) -> None:
+        """Count what one request waited for."""
+        self.metrics.queue_seconds.observe(np.array([answer.waited]))
+        self.metrics.decode_seconds.observe(np.array([decode_seconds]))
+
+    def _count(self, batch: Batch) -> None:
+        _, verdicts = self.writer.verdicts(batch, DEFAULT)
+        self.metrics.observe(self.writer.outputs(batch), verdicts, batch.seconds)

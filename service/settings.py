@@ -1,0 +1,97 @@
+"""Settings of the service, from QUALMS_* variables and the command line; what is misspelt stops the start.
+
+A variable that nobody reads is a limit that nobody enforces, so an unknown QUALMS_* name is an error too.
+"""
+
+import os
+from difflib import SequenceMatcher
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from service.bundle.errors import QualmsError
+
+PREFIX = "QUALMS_"
+
+_OTHERS = frozenset({"QUALMS_DATA", "QUALMS_MIRROR"})
+"""read by training, which may share the environment"""
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class SettingsError(QualmsError):
+    """A setting is unknown or has a value that is not accepted."""
+
+
+class Settings(BaseSettings):
+    """Everything that can be set; each field is the variable QUALMS_ + its name in capitals."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid", protected_namespaces=()
+    )
+
+    model: str | None = Field(None, description="A bundle's path or an embedded model's name; else the default.")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, description="Port to listen on; 0 for any free one.", ge=0, le=65535)
+    device: Literal["auto", "cuda", "cpu"] = Field(
+        "auto", description="Where the model runs: auto is CUDA if it really works, else the CPU."
+    )
+    threads: Count | None = Field(None, description="ONNX Runtime's threads; else as many as there are cores to use.")
+    decode_threads: Count | None = Field(None, description="Image decoding threads; else chosen from the cores.")
+    max_batch: Count = Field(64, description="Most images in one run of the model.")
+    request_timeout_seconds: Seconds = Field(10.0, description="Deadline of requests without X-Request-Timeout.")
+    max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
+    max_pixels: Count = Field(2**24, description="Largest image, checked before it is decoded.")
+    max_images: Count = Field(64, description="Most images in one request.")
+    max_json_depth: int = Field(16, description="Deepest nesting of a JSON body; pixel arrays need 5.", ge=5)
+    drain_seconds: float = Field(
+        5.0,
+        description="After SIGTERM, how long requests still flow while readiness says 503.",
+        ge=0,
+        allow_inf_nan=False,
+    )
+    grace_seconds: Seconds = Field(30.0, description="From SIGTERM to exit, in all; at least drain_seconds.")
+    log_level: Literal["debug", "info", "warning", "error", "critical"] = Field(
+        "info", description="Least severe records that are logged."
+    )
+
+    @model_validator(mode="after")
+    def _grace_covers_the_drain(self) -> Self:
+        if self.grace_seconds < self.drain_seconds:
+            raise ValueError(
+                f"{PREFIX}GRACE_SECONDS is {self.grace_seconds:g}; "
+                f"it should be at least {PREFIX}DRAIN_SECONDS, {self.drain_seconds:g}"
+            )
+        return self
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Settings from the environment, with whatever is given here, other than None, in place of it."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    for variable in sorted(os.environ):
+        if variable.upper().startswith(PREFIX) and variable.upper() not in known | _OTHERS:
+            raise SettingsError(f"The variable {variable} is unknown; the nearest is {_nearest(variable, known)}.")
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise SettingsError(_sentence(error, given)) from None
+
+
+def _sentence(error: ValidationError, given: dict[str, Any]) -> str:
+    """The first problem pydantic found, by the name that the user knows it under."""
+    problem = error.errors(include_url=False)[0]
+    message = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:
+        return f"{message}."
+    name = str(problem["loc"][0])
+    if problem["type"] == "extra_forbidden":
+        return f"The setting {name} is unknown; the nearest is {_nearest(name, set(Settings.model_fields))}."
+    shown = f"The setting {name}" if name in given else PREFIX + name.upper()
+    return f"{shown} is {problem['input']!r}; {message.replace('Input', 'it', 1).partition(', unable')[0]}."
+
+
+def _nearest(name: str, known: set[str]) -> str:
+    return max(sorted(known), key=lambda other: SequenceMatcher(None, name.upper(), other.upper()).ratio())
