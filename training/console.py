@@ -15,7 +15,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """One line that stays."""
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     @contextmanager
     def bar(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -33,7 +33,7 @@ class Display:
 
     def _progress(self) -> Progress:
         return Progress(
-            TextColumn("  {task.description}"),
+            TextColumn("  {task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

@@ -7,12 +7,13 @@ Bases and features live in a cache folder under the fingerprint of their inputs,
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import nn
 
 from training.console import Display
 from training.errors import QualmsError
@@ -65,9 +66,15 @@ class RunContext:
             self._memory[name] = make()
         return cast(T, self._memory[name])
 
-    def done(self, stage: str, mark: str, product: Path) -> bool:
-        """Whether `stage` has made `product` from the inputs that `mark` stands for."""
-        return product.exists() and self._ledger().get(stage) == mark
+    def around(self, base: nn.Module) -> "RunContext":
+        """The same run on the same data with another base, and nothing made yet."""
+        other = replace(self, _memory={"base": base})
+        other.data = self.data
+        return other
+
+    def done(self, stage: str, mark: str, *products: Path) -> bool:
+        """Whether `stage` has made its products from the inputs that `mark` stands for."""
+        return all(product.exists() for product in products) and self._ledger().get(stage) == mark
 
     def record(self, stage: str, mark: str) -> None:
         """Enter a finished stage into the ledger."""
@@ -82,5 +89,9 @@ class RunContext:
             )
 
     def _ledger(self) -> dict[str, str]:
-        file = self.folder / "stages.json"
-        return cast(dict[str, str], json.loads(file.read_text())) if file.exists() else {}
+        """The mark of every finished stage; a ledger that cannot be read records nothing."""
+        try:
+            found = json.loads((self.folder / "stages.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return cast(dict[str, str], found) if isinstance(found, dict) else {}

@@ -23,7 +23,8 @@ def detection(negatives: NDArray[Any], positives: NDArray[Any]) -> tuple[float, 
     """AUROC, AUPR and FPR at 95 % TPR, in percent, of doubts where positives should be larger."""
     doubts = np.concatenate([negatives, positives])
     truth = np.arange(len(doubts)) >= len(negatives)
-    fpr, tpr, _ = roc_curve(truth, doubts)
+    # Points that a plot can do without are still operating points, and the one asked for may be among them.
+    fpr, tpr, _ = roc_curve(truth, doubts, drop_intermediate=False)
     return (
         100 * float(roc_auc_score(truth, doubts)),
         100 * float(average_precision_score(truth, doubts)),

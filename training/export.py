@@ -16,6 +16,8 @@ from training.graph import BundleGraph, GraphOutputs
 
 OPSET = 20
 LOG_ALPHA_TOLERANCE = 1e-4
+OUTPUT_TOLERANCE = 1e-3
+"""of every other output, relative above 1 and absolute below it: more than log α may move any of them"""
 
 
 def to_onnx(module: nn.Module, example: NDArray[np.uint8], outputs: Sequence[str]) -> bytes:
@@ -40,7 +42,7 @@ def to_onnx(module: nn.Module, example: NDArray[np.uint8], outputs: Sequence[str
                 dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
             )
     except Exception as error:
-        raise ExportError(f"PyTorch cannot export this model: {_first_line(error)}") from error
+        raise ExportError(f"PyTorch cannot export this model: {_first_line(error).rstrip('.')}.") from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
@@ -75,15 +77,32 @@ def compare(graph: BundleGraph, runner: GraphRunner, images: NDArray[np.uint8]) 
     """Largest differences between PyTorch and ONNX Runtime; ExportError if they are not the same model."""
     expected = graph.cpu().eval()(torch.from_numpy(images))._asdict()
     found = runner(images)
-    log_alpha = float(np.abs(np.log(found["alpha"]) - expected["alpha"].log().numpy()).max())
-    base = float(np.abs(found["base_probabilities"] - expected["base_probabilities"].numpy()).max())
+    if missing := [name for name in expected if name not in found]:
+        raise ExportError(f"The exported graph lacks the output {missing[0]}.")
+    differences = {name: _difference(found[name], value.numpy()) for name, value in expected.items()}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_alpha = _difference(np.log(found["alpha"]), expected["alpha"].log().numpy(), scaled=False)
     disagreements = int((found["prediction"] != expected["prediction"].numpy()).sum())
-    if not log_alpha <= LOG_ALPHA_TOLERANCE or disagreements:
+    if log_alpha > LOG_ALPHA_TOLERANCE or disagreements:
         raise ExportError(
-            f"the exported graph differs from PyTorch: log α by {log_alpha:.1e} "
-            f"(at most {LOG_ALPHA_TOLERANCE:.0e} is accepted) and {disagreements} of {len(images)} predictions"
+            f"The exported graph differs from PyTorch: log α by {log_alpha:.1e} "
+            f"(at most {LOG_ALPHA_TOLERANCE:.0e} is accepted) and {disagreements} of {len(images)} predictions."
         )
-    return {"log_alpha": log_alpha, "base_probabilities": base, "predictions": float(disagreements)}
+    worst = max(differences, key=lambda name: differences[name])
+    if differences[worst] > OUTPUT_TOLERANCE:
+        raise ExportError(
+            f"The exported graph differs from PyTorch: {worst} by {differences[worst]:.1e} "
+            f"(at most {OUTPUT_TOLERANCE:.0e} is accepted)."
+        )
+    return {"log_alpha": log_alpha, **differences}
+
+
+def _difference(found: NDArray[Any], expected: NDArray[Any], *, scaled: bool = True) -> float:
+    """Largest difference, over max(1, |expected|) if `scaled`; infinite where type, shape or finiteness differ."""
+    if found.dtype != expected.dtype or found.shape != expected.shape or not np.isfinite(found).all():
+        return float("inf")
+    size = np.maximum(1.0, np.abs(expected)) if scaled else 1.0
+    return float(np.max(np.abs(found - expected) / size))
 
 
 def _first_line(error: Exception) -> str:

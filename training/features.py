@@ -5,11 +5,14 @@ the data, its order and its preprocessing), the normalisation, the taps and how 
 written in a folder of a temporary name that is renamed when complete, so a half-written one is never read.
 """
 
+import fcntl
 import hashlib
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,15 +117,40 @@ def _write(
     progress: Callable[[int], None] | None,
 ) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(folder)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        names = _fill(extractor.to(device).eval(), images, temporary, device, batch, progress)
+        with _claimed(temporary):
+            names = _fill(extractor.to(device).eval(), images, temporary, device, batch, progress)
         (temporary / "done.json").write_text(json.dumps({"taps": names, "images": len(images)}))
         if folder.exists():  # left without done.json by something that is not this program
             shutil.rmtree(folder)
         temporary.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed runs left half-written for this key, but nothing that another run is writing now."""
+    for leftover in folder.parent.glob(f".{folder.name}.*"):
+        with suppress(FileNotFoundError), _claimed(leftover) as ours:
+            if ours:
+                shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[bool]:
+    """Lock a folder, and say whether that worked; the lock goes with the process, however it ends."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
 
 
 @torch.inference_mode()
@@ -135,7 +163,7 @@ def _fill(
     progress: Callable[[int], None] | None,
 ) -> list[str]:
     """Run the base over everything and write .npy files; their names."""
-    first_logits, first_taps = extractor(torch.from_numpy(images[:batch]).to(device))
+    first_logits, first_taps = extractor(torch.from_numpy(images[:1]).to(device))
     names = [f"tap{index}.npy" for index in range(len(first_taps))]
     widths = [tap.shape[1] for tap in first_taps]
     # Half precision is harmless for features of ordinary size; the check below makes sure they are.
@@ -148,9 +176,11 @@ def _fill(
     for start in range(0, len(images), batch):
         part = slice(start, start + batch)
         logits, taps = extractor(torch.from_numpy(images[part]).to(device))
+        if not torch.isfinite(logits).all():
+            raise ModelError("The base gives logits that are not finite; check its weights and the normalisation.")
         logits_file[part] = logits.float().cpu().numpy()
         for index, tap in enumerate(taps):
-            largest[index] = max(largest[index], float(tap.abs().amax()))
+            largest[index] = float(np.maximum(largest[index], float(tap.abs().amax())))  # max() would lose a NaN
             files[index][part] = tap.float().clamp(-_HALF_MAX, _HALF_MAX).half().cpu().numpy()
         if progress:
             progress(len(logits))
@@ -168,5 +198,5 @@ def _check_range(largest: Sequence[float], names: Sequence[str]) -> None:
     for value, name in zip(largest, names, strict=True):
         if not value <= _HALF_MAX:
             raise ModelError(
-                f"tap {name} reaches {value:.3g}, beyond what the feature cache can hold ({_HALF_MAX:.0f})"
+                f"Tap {name!r} reaches {value:.3g}, and the feature cache holds values up to {_HALF_MAX:,.0f}."
             )

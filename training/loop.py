@@ -5,7 +5,7 @@ other draw of (seed, step). So a checkpoint needs weights, optimiser and counter
 killed anywhere continues to the same weights as one that was not.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -60,6 +60,8 @@ class Progress:
     """What a run has reached; `best` is the model state with the highest value so far."""
 
     step: int = 0
+    losses: list[float] = field(default_factory=list)
+    """of the steps of the epoch that is under way"""
     history: list[dict[str, float]] = field(default_factory=list)
     best_value: float = float("-inf")
     best_epoch: int | None = None
@@ -92,17 +94,15 @@ def run(
     """
     hooks = hooks or Hooks()
     progress = _resume(model, optimizer, checkpoint, fingerprint)
-    losses: list[float] = []
     while progress.step < schedule.steps:
         value = _step(model, optimizer, loss, schedule, progress.step)
-        losses.append(value)
+        progress.losses.append(value)
         progress.step += 1
         if hooks.on_step:
             hooks.on_step(progress.step, value)
         end_of_epoch = progress.step % schedule.steps_per_epoch == 0
         if end_of_epoch:
-            _finish_epoch(model, hooks, schedule, progress, losses)
-            losses = []
+            _finish_epoch(model, hooks, schedule, progress)
         if end_of_epoch or progress.step % checkpoint_steps == 0:
             save_torch(checkpoint, _state(model, optimizer, progress, fingerprint))
     if progress.best is not None:
@@ -126,7 +126,7 @@ def _step(
     generator = torch.Generator().manual_seed(_mix(schedule.seed + 1, step))
     value = loss(schedule.indices(step), generator)
     if not torch.isfinite(value):
-        raise ModelError(f"the loss became {float(value)} at step {step}: lower the learning rate")
+        raise ModelError(f"The loss became {float(value.detach())} at step {step}; lower the learning rate.")
     optimizer.zero_grad(set_to_none=True)
     value.backward()  # type: ignore[no-untyped-call]
     if schedule.clip_norm is not None:
@@ -135,12 +135,13 @@ def _step(
     return float(value.detach())
 
 
-def _finish_epoch(
-    model: nn.Module, hooks: Hooks, schedule: Schedule, progress: Progress, losses: Sequence[float]
-) -> None:
+def _finish_epoch(model: nn.Module, hooks: Hooks, schedule: Schedule, progress: Progress) -> None:
     epoch = progress.step // schedule.steps_per_epoch
-    # A resumed epoch has seen only its later batches; its mean is of those.
-    row = {"epoch": float(epoch), "loss": float(np.mean(losses))}
+    # The last step of an epoch has no loss after it that would give broken weights away.
+    if not all(bool(torch.isfinite(value).all()) for value in model.state_dict().values()):
+        raise ModelError(f"The weights are no longer finite after epoch {epoch}; lower the learning rate.")
+    row = {"epoch": float(epoch), "loss": float(np.mean(progress.losses))}
+    progress.losses = []
     if hooks.select:
         model.eval()
         with torch.inference_mode():
@@ -167,14 +168,23 @@ def _state(
 def _resume(
     model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Path, fingerprint: str
 ) -> Progress:
-    if not checkpoint.exists():
-        return Progress()
-    state = torch.load(checkpoint, weights_only=True, map_location="cpu")
-    if state["fingerprint"] != fingerprint:
+    state = _read(checkpoint)
+    if state.get("fingerprint") != fingerprint:
         return Progress()
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return Progress(**state["progress"])
+
+
+def _read(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint holds: nothing if it is missing or damaged, since a fresh start ends at the same weights."""
+    if not checkpoint.exists():
+        return {}
+    try:
+        state = torch.load(checkpoint, weights_only=True, map_location="cpu")
+    except Exception:  # damaged bytes raise nearly anything
+        return {}
+    return state if isinstance(state, dict) else {}
 
 
 def _mix(seed: int, step: int) -> int:

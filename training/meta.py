@@ -214,11 +214,14 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _mlp(widths: Sequence[int]) -> nn.Sequential:
-    """Linear layers between these widths, each with a ReLU, the last included as in the published form."""
+    """Linear layers between these widths with a ReLU between each two.
+
+    None after the last, unlike the published form: a branch whose outputs all die would give every image one α.
+    """
     layers: list[nn.Module] = []
     for width, following in pairwise(widths):
         layers += [nn.Linear(width, following), nn.ReLU()]
-    return nn.Sequential(*layers)
+    return nn.Sequential(*layers[:-1])
 
 
 def _branch(spec: str, width: int, classes: int) -> nn.Sequential:

@@ -77,8 +77,8 @@ def _selector(
     wrong = stopping.features.logits.argmax(axis=1) != stopping.labels
     if section.stop_task == "misclassification" and not 0 < wrong.sum() < len(wrong):
         raise DataError(
-            f"the base makes {int(wrong.sum())} errors on {len(wrong)} validation images, "
-            "so stopping by misclassification has nothing to tell apart: enlarge the split or stop by ood"
+            f"The base makes {int(wrong.sum())} errors on {len(wrong)} validation images, "
+            "so stopping by misclassification has nothing to tell apart; enlarge the split or stop by ood."
         )
 
     def by_noise(model: nn.Module) -> float:

@@ -4,16 +4,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
+from rich.markup import escape
 
 from service.bundle.file import open_bundle
 from service.bundle.manifest import Evaluation
 from training.console import Display
 from training.context import RunContext
+from training.errors import QualmsError
 from training.files import save_json, save_text
 from training.provenance import versions
 from training.recipe import Recipe
 from training.report import accuracy_line, all_grids, to_markdown, to_rich
-from training.stages import run_stages
+from training.stages import check, run_stages
 
 
 def train_recipe(
@@ -29,17 +31,28 @@ def train_recipe(
 ) -> list[Evaluation]:
     """Run every stage, or `only` one, for each seed; print and save the tables when all are evaluated."""
     display = display or Display()
-    display.note(f"[bold]{recipe.name}[/bold]: {recipe.description}")
-    save_json(out / "run.json", {"recipe": recipe.model_dump(mode="json"), "versions": versions(), "device": str(device)})
+    display.note(f"[bold]{recipe.name}[/bold]: {escape(recipe.description)}")
     folders = [out / f"seed-{seed}" for seed in seeds]
     for seed, folder in zip(seeds, folders, strict=True):
         display.note(f"[bold cyan]seed {seed}[/bold cyan] on {device}")
-        run_stages(RunContext(recipe, seed, folder, cache, data_dir, device, display, only))
+        context = RunContext(recipe, seed, folder, cache, data_dir, device, display, only)
+        if seed == seeds[0]:
+            check.run(context)
+            _save_settings(recipe, device, out / "run.json")
+        run_stages(context)
     if only not in (None, "evaluate"):
         return []
     evaluations = list(evaluations_in(folders))
     report(recipe, evaluations, out, display)
     return evaluations
+
+
+def _save_settings(recipe: Recipe, device: torch.device, file: Path) -> None:
+    settings = {"recipe": recipe.model_dump(mode="json"), "versions": versions(), "device": str(device)}
+    try:
+        save_json(file, settings)
+    except OSError as error:
+        raise QualmsError(f"Folder {file.parent} cannot be written to: {error.strerror}.") from error
 
 
 def report(recipe: Recipe, evaluations: Sequence[Evaluation], out: Path, display: Display) -> None:
@@ -50,7 +63,7 @@ def report(recipe: Recipe, evaluations: Sequence[Evaluation], out: Path, display
     display.note(accuracy_line(evaluations))
     head = f"# {recipe.name} {recipe.version}\n\n{recipe.description}\n\n{accuracy_line(evaluations)}\n"
     save_text(out / "report.md", "\n".join([head, *(to_markdown(grid) for grid in grids)]))
-    display.note(f"Report: {out / 'report.md'}; each seed's folder holds model.onnx, evaluation.json and plots.")
+    display.note(f"Report: {escape(str(out / 'report.md'))}; each seed's folder holds model.onnx, evaluation.json and plots.")
 
 
 def evaluations_in(folders: Iterable[Path]) -> Iterable[Evaluation]:

@@ -11,6 +11,7 @@ from training.console import Display
 from training.data import ImageSet, load
 from training.data.noise import corrupt
 from training.data.splits import make_splits, splits_record
+from training.errors import DataError
 from training.recipe import Recipe
 
 CORRUPTED = "corrupted"
@@ -45,6 +46,8 @@ class PreparedData:
 def prepare(recipe: Recipe, seed: int, data_dir: Path | None, display: Display) -> PreparedData:
     """Load, split by `seed` and conform the in-distribution data."""
     train, test = (load(recipe.data.id, split, data_dir) for split in ("train", "test"))
+    digests = {"train": train.digest(), "test": test.digest()}
+    _check_pair(train, test, digests)
     sizes = recipe.data.splits.model_dump()
     if recipe.data.held_out == "train":
         chosen = make_splits(len(train), sizes, seed)
@@ -55,6 +58,8 @@ def prepare(recipe: Recipe, seed: int, data_dir: Path | None, display: Display) 
         seen = make_splits(len(train), {name: sizes[name] for name in ("train", "validation")}, seed)
         unseen = make_splits(len(test), {name: sizes[name] for name in ("fit", "calibration")}, seed)
         rest = np.setdiff1d(np.arange(len(test)), np.concatenate(list(unseen.values())))
+        if not len(rest):
+            raise DataError(f"{test.title} has {len(test)} images, and fit and calibration leave none to test on.")
         sources = {name: (train, indices) for name, indices in seen.items()}
         sources |= {name: (test, indices) for name, indices in (*unseen.items(), ("test", rest))}
         splits = [splits_record(seen, len(train), seed), splits_record(unseen, len(test), seed)]
@@ -64,7 +69,7 @@ def prepare(recipe: Recipe, seed: int, data_dir: Path | None, display: Display) 
         record={
             "id": recipe.data.id,
             "held_out": recipe.data.held_out,
-            "sha256": {"train": train.digest(), "test": test.digest()},
+            "sha256": digests,
             "splits": splits,
         },
     )
@@ -73,7 +78,7 @@ def prepare(recipe: Recipe, seed: int, data_dir: Path | None, display: Display) 
 def strangers(
     recipe: Recipe, test: Part, data_dir: Path | None, display: Display
 ) -> dict[str, NDArray[np.uint8]]:
-    """The OOD sets (N, H, W, C), the same ones for every seed.
+    """The OOD sets (N, H, W, C), the same ones for every seed as long as `test` is the same.
 
     Half of the in-distribution test set goes the same way, as `<id> (itself)`: whatever tells it from the test
     set is an artefact of this path, so its AUROC has to be 50.
@@ -86,9 +91,27 @@ def strangers(
     if recipe.data.corrupted:
         found[CORRUPTED] = corrupt(test.images[: recipe.data.limit], np.random.default_rng(0))
     source = load(recipe.data.id, "test", data_dir)
-    half = np.sort(np.random.default_rng(1).permutation(len(source))[: len(source) // 2])
+    half = np.sort(np.random.default_rng(1).permutation(len(source))[: (len(source) + 1) // 2])
     found[itself(recipe.data.id)] = _conform(recipe, recipe.data.id, source, half, display).images
     return found
+
+
+def _check_pair(train: ImageSet, test: ImageSet, digests: dict[str, str]) -> None:
+    """Labels must mean the same in both sets, and images of one must not be those of the other."""
+    if len(train.classes) < 2 or len(set(train.classes)) < len(train.classes):
+        raise DataError(
+            f"{train.title} has the classes {', '.join(train.classes)}; at least two are needed, all different."
+        )
+    if train.classes != test.classes:
+        differing = sorted(set(train.classes) ^ set(test.classes)) or ["their order"]
+        raise DataError(
+            f"{train.title} and its split 'test' must have the same classes; they differ in {', '.join(differing[:5])}."
+        )
+    if digests["train"] == digests["test"]:
+        raise DataError(
+            f"{train.title} is also its split 'test', image for image, so nothing would be unseen; "
+            "give each a folder or file of its own, such as FOLDER/train/CLASS and FOLDER/test/CLASS."
+        )
 
 
 def _conform(

@@ -15,6 +15,7 @@ from training.rates import Rate, ScheduleName, rate
 
 Positive = Annotated[float, Field(gt=0)]
 NoiseName = Literal["permutation", "blur", "contrast", "shuffle", "mosaic"]
+NoiseChain = Annotated[list[NoiseName], Field(min_length=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(gt=0)]
 
@@ -152,7 +153,7 @@ class MetaSection(Optimisation):
     clip_norm: Positive = 1.0
     stop_task: Literal["ood", "misclassification"] = "ood"
     stop_score: str = "mutual_information"
-    stop_noise: list[list[NoiseName]] = [["permutation", "blur", "contrast"]]
+    stop_noise: list[NoiseChain] = Field([["permutation", "blur", "contrast"]], min_length=1)
     """kinds of noisy copies of the validation images, each a chain of noises; their AUROC is averaged"""
     noise_draws: Count = 1
     """how many copies of each kind are made (once, and cached)"""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# At x + 1 + SHIFT ≥ 17 the first omitted term of either series is below 1e-12.
+# At x + 1 + SHIFT ≥ 17 the first omitted term of either series is below 2e-12.
 SHIFT = 16
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 

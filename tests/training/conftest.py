@@ -1,12 +1,16 @@
+import io
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from training.console import Display
 from training.pipeline import train_recipe
-from training.recipe import load_recipe
+from training.recipe import Recipe, check_recipe, load_recipe
 
 torch.set_num_threads(1)  # one order of summation, so that runs can be compared bit by bit
 
@@ -31,3 +35,26 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_bundle(tiny_run: Path, tmp_path: Path) -> Path:
     """A copy of the tiny recipe's bundle that a test may do anything to."""
     return Path(shutil.copy(tiny_run / "seed-0" / "model.onnx", tmp_path / "tiny.onnx"))
+
+
+@pytest.fixture
+def display() -> Display:
+    """A display that nobody looks at."""
+    return Display(Console(file=io.StringIO()))
+
+
+@pytest.fixture
+def tiny() -> Callable[[Mapping[str, Any]], Recipe]:
+    """The tiny recipe with some values changed, each named by its dotted key."""
+
+    def alter(changes: Mapping[str, Any]) -> Recipe:
+        document = load_recipe("tiny").model_dump(mode="json")
+        for key, value in changes.items():
+            *sections, name = key.split(".")
+            section = document
+            for part in sections:
+                section = section[part]
+            section[name] = value
+        return check_recipe(document, "of a test")
+
+    return alter

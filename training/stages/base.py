@@ -11,7 +11,7 @@ from training.base_trainer import predict_logits, train_base
 from training.context import RunContext
 from training.files import fingerprint, save_torch
 from training.loop import Hooks
-from training.models import build, freeze
+from training.models import build, freeze, load_weights
 from training.provenance import parameters
 
 
@@ -42,16 +42,21 @@ def mark(context: RunContext) -> str:
     return fingerprint(section, context.recipe.input.model_dump(), context.data.record, context.seed)
 
 
-def _build(context: RunContext) -> nn.Module:
+def new_base(context: RunContext) -> nn.Module:
+    """The base with the weights the recipe gives, or with those that its training starts from."""
     spec, section = context.recipe.input, context.recipe.base
     given = None if section.weights is None else Path(section.weights).expanduser()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(context.seed)
-        model = build(section.model, len(context.data.classes), spec.channels, spec.height, spec.width, weights=given)
-    if given is None:
+        return build(section.model, len(context.data.classes), spec.channels, spec.height, spec.width, weights=given)
+
+
+def _build(context: RunContext) -> nn.Module:
+    model = new_base(context)
+    if context.recipe.base.weights is None:
         file = context.cache / "bases" / f"{mark(context)}.pt"
         if file.exists():
-            model.load_state_dict(torch.load(file, weights_only=True))
+            load_weights(model, file)
         else:
             context.must_make("base")
             _train(context, model, file)

@@ -1,8 +1,9 @@
 """Stage 5: run the exported graph on images nothing has seen, and write graph and manifest as one file."""
 
+from rich.markup import escape
+
 from service.bundle import golden
 from service.bundle.calibration import calibrate, reference, trust_grid
-from service.bundle.decision import rank
 from service.bundle.file import graph_digest, open_bundle, write_bundle
 from service.bundle.manifest import Golden, Manifest, ScoreSpec
 from service.bundle.runtime import GraphRunner, Outputs, check_golden
@@ -18,25 +19,30 @@ SPECS = {name: ScoreSpec(direction=score.direction, kind=score.kind) for name, s
 
 def run(context: RunContext) -> None:
     """Calibrate and write the bundle."""
-    if not context.graph_file.exists():
-        context.must_make("export")
-        export.run(context)
-    graph = context.graph_file.read_bytes()
-    recipe = context.recipe
-    mark = fingerprint(graph_digest(graph), context.data.record, recipe.operating.model_dump(), recipe.name, recipe.version)
-    if not context.done("calibrate", mark, context.bundle_file):
+    if not is_done(context):
         context.must_make("calibrate")
+        graph = context.graph_file.read_bytes()
         write_bundle(context.bundle_file, graph, _manifest(context, graph))
-        context.record("calibrate", mark)
+        context.record("calibrate", _mark(context))
     bundle = open_bundle(context.bundle_file)
-    context.display.note(f"  {bundle.manifest.calibration.n:,} held-out images; wrote {context.bundle_file}")
+    context.display.note(f"  {bundle.manifest.calibration.n:,} held-out images; wrote {escape(str(context.bundle_file))}")
+
+
+def is_done(context: RunContext) -> bool:
+    """Whether the bundle is there and is that of the present graph, data and recipe."""
+    if not export.is_done(context):
+        context.must_make("export")
+    return context.done("calibrate", _mark(context), context.bundle_file)
+
+
+def _mark(context: RunContext) -> str:
+    graph = graph_digest(context.graph_file.read_bytes())
+    return fingerprint(graph, context.data.record, context.recipe.model_dump(mode="json"), context.seed)
 
 
 def _manifest(context: RunContext, graph: bytes) -> Manifest:
     operating, parts, record = context.recipe.operating, context.data.parts, context.data.record
     calibration = parts["calibration"]
-    # A target that cannot be promised is refused before anything is computed or written.
-    rank(len(calibration.labels), operating.target_fpr, operating.guarantee)
     runner = GraphRunner(graph)
     with context.display.bar("calibrating", len(calibration.labels) + len(parts["fit"].labels)) as advance:
         fitted = runner(parts["fit"].images, progress=advance)

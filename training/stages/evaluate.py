@@ -8,12 +8,12 @@ from training.evaluate import evaluate
 from training.files import fingerprint, save_json
 from training.plots import save_plots
 from training.prepare import strangers
-from training.stages import base
+from training.stages import base, calibrate
 
 
 def run(context: RunContext) -> None:
     """Evaluate, and write evaluation.json and plots."""
-    if not context.bundle_file.exists():
+    if not calibrate.is_done(context):
         context.must_make("calibrate")
     bundle = open_bundle(context.bundle_file)
     recipe = context.recipe

@@ -11,6 +11,7 @@ from training.context import RunContext
 from training.export import OPSET, export_graph
 from training.files import fingerprint, save_json
 from training.graph import BundleGraph
+from training.models import identity
 from training.stages import fit
 from training.stages.features import extractor
 
@@ -18,8 +19,7 @@ from training.stages.features import extractor
 def run(context: RunContext) -> None:
     """Export, and say how far the graph is from PyTorch."""
     facts = context.folder / "export.json"
-    mark = fingerprint(fit.mark(context), OPSET, torch.__version__)
-    if not context.done("export", mark, context.graph_file):
+    if not is_done(context):
         context.must_make("export")
         graph = BundleGraph(extractor(context), fit.fitted_meta(context))
         images = np.concatenate([golden.draw(context.recipe.input.spec), context.data.parts["test"].images[:256]])
@@ -27,8 +27,17 @@ def run(context: RunContext) -> None:
             data, differences = export_graph(graph, images)
         write_bytes(context.graph_file, data)
         save_json(facts, differences)
-        context.record("export", mark)
+        context.record("export", _mark(context))
     difference = json.loads(facts.read_text())["log_alpha"]
     context.display.note(
         f"  {context.graph_file.stat().st_size / 1e6:.2f} MB, largest difference to PyTorch {difference:.1e} in log α"
     )
+
+
+def is_done(context: RunContext) -> bool:
+    """Whether the graph is there and is that of the present meta-model."""
+    return context.done("export", _mark(context), context.graph_file, context.folder / "export.json")
+
+
+def _mark(context: RunContext) -> str:
+    return fingerprint(fit.mark(context), identity(fit.fitted_meta(context)), OPSET, torch.__version__)
