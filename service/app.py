@@ -20,7 +20,7 @@ from service.metrics import ServiceMetrics
 from service.model import ServedModel
 from service.openapi import describe
 from service.predict import PredictEndpoint
-from service.problems import Problem, send_problem
+from service.problems import Problem, from_error, send_problem
 from service.request_ids import request_id_from
 from service.routes import add_routes, route_name
 from service.settings import Settings
@@ -34,7 +34,7 @@ def create_app(
     *,
     registry: CollectorRegistry | None = None,
     state: ServiceState | None = None,
-    on_failure: Callable[[QualmsError], None] | None = None,
+    on_failure: Callable[[Exception], None] | None = None,
 ) -> FastAPI:
     """The service for one model; loading begins when the server starts, and readiness says when it is done.
 
@@ -48,12 +48,12 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(_load(bundle, settings, state, registry, metrics, on_failure))
+        loading = asyncio.create_task(_load(bundle, settings, state, registry, on_failure))
         yield
         await loading
         if state.model is not None:
             await state.model.batcher.stop()
-        pool.shutdown()
+        pool.shutdown(cancel_futures=True)
 
     app = FastAPI(title="Qualms", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     add_routes(app, state, registry)
@@ -67,16 +67,16 @@ async def _load(
     settings: Settings,
     state: ServiceState,
     registry: CollectorRegistry,
-    metrics: ServiceMetrics,
-    on_failure: Callable[[QualmsError], None] | None,
+    on_failure: Callable[[Exception], None] | None,
 ) -> None:
     started = time.monotonic()
     try:
         engine = await asyncio.to_thread(Engine, bundle, settings.device, settings.threads, settings.max_batch)
-        model = ServedModel(bundle, engine, registry, metrics)
-    except QualmsError as error:
-        state.failure = str(error)
-        _log.critical(str(error))
+        model = ServedModel(bundle, engine, registry)
+    except Exception as error:
+        expected = isinstance(error, QualmsError)
+        state.failure = str(error) if expected else "The model could not be loaded; the log says why."
+        _log.critical(state.failure, exc_info=None if expected else error)
         if on_failure:
             on_failure(error)
         return
@@ -108,23 +108,28 @@ class _Edge:
             await self._other(scope, receive, send)
 
     async def _other(self, scope: Any, receive: Any, send: Any) -> None:
-        started, code = time.monotonic(), 500
+        started, code, begun = time.monotonic(), 500, False
         request_id = request_id_from(dict(scope["headers"]))
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def named(message: Any) -> None:
-            nonlocal code
+            nonlocal code, begun
             if message["type"] == "http.response.start":
-                code = message["status"]
+                code, begun = message["status"], True
                 extra = [(b"x-request-id", request_id.encode()), *self._state.closing_headers]
                 message = {**message, "headers": [*message["headers"], *extra]}
             await send(message)
 
-        try:
-            if scope["path"] == "/predict":
-                raise Problem.wrong_method(scope["method"], "POST")
-            await self._app(scope, receive, named)
-        except Problem as problem:
+        problem = None
+        if scope["path"] == "/predict":
+            problem = Problem.wrong_method(scope["method"], "POST")
+        else:
+            try:
+                await self._app(scope, receive, named)
+            except Exception as error:
+                _log.exception("a route failed", extra={"request_id": request_id})
+                problem = None if begun else from_error(error)
+        if problem is not None:
             code = problem.status
             await send_problem(send, problem, request_id, self._state.closing_headers)
         self._metrics.answered(route_name(scope["path"]), code, time.monotonic() - started)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,10 @@ class Overloaded(Exception):  # noqa: N818
 
 class Expired(Exception):  # noqa: N818
     """The request was admitted and its deadline passed before it could be run."""
+
+
+class Left(Exception):  # noqa: N818
+    """The client was gone before its request could be run."""
 
 
 class Draining(Exception):  # noqa: N818
@@ -64,7 +68,7 @@ class Job:
     """whether the client has left"""
     future: "asyncio.Future[Answer]"
     queued: float
-    dropped_for: Literal["expired", "disconnected"] | None = None
+    dropped_for: Expired | Left | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +101,9 @@ class Batcher:
         engine: Runner,
         *,
         on_batch: Callable[[Batch], None] | None = None,
-        on_drop: Callable[[str, int], None] | None = None,
     ) -> None:
         self._engine = engine
         self._on_batch = on_batch or (lambda _: None)
-        self._on_drop = on_drop or (lambda _reason, _rows: None)
         self._ready: deque[Job] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -131,11 +133,16 @@ class Batcher:
         return self._rows_waiting
 
     def predicted_wait(self, rows: int) -> float:
-        """Seconds until `rows` more would be answered: what runs now, what waits, and they themselves."""
-        running = max(0.0, self._running_until - time.monotonic())
-        full, rest = divmod(self._rows_waiting + self._rows_decoding + rows, self._engine.max_batch)
+        """Seconds until `rows` more would be answered: what runs now, what waits, and they themselves.
+
+        Only runs can tell that slowness has passed, so it is never a reason to refuse what would run alone.
+        """
+        ahead = self._rows_waiting + self._rows_decoding
+        full, rest = divmod(ahead + rows, self._engine.max_batch)
         queued = full * self._engine.cost(self._engine.max_batch) + (self._engine.cost(rest) if rest else 0.0)
-        return running + self._slowness * queued
+        if not ahead and not self._running_until:
+            return queued
+        return max(0.0, self._running_until - time.monotonic()) + self._slowness * queued
 
     @contextmanager
     def decoding(self, rows: int) -> Iterator[None]:
@@ -157,7 +164,7 @@ class Batcher:
     def submit(
         self, images: list[NDArray[np.uint8]], deadline: float, gone: Callable[[], bool]
     ) -> "asyncio.Future[Answer]":
-        """Queue decoded images; the future holds their share of a batch, or raises Expired."""
+        """Queue decoded images; the future holds their share of a batch, or raises Expired or Left."""
         self.admit(len(images), deadline)
         assert self._loop is not None
         job = Job(images, deadline, gone, self._loop.create_future(), time.monotonic())
@@ -173,6 +180,7 @@ class Batcher:
         while True:
             with self._wake:
                 while not self._ready and not self._stopping:
+                    self._idle_since = 0.0
                     self._wake.wait()
                 if not self._ready:
                     return
@@ -186,10 +194,10 @@ class Batcher:
         dropped: list[Job] = []
         while self._ready:
             job = self._ready[0]
-            if job.gone():
-                job.dropped_for = "disconnected"
+            if job.gone() or job.future.cancelled():
+                job.dropped_for = Left()
             elif job.deadline < now:
-                job.dropped_for = "expired"
+                job.dropped_for = Expired()
             elif taken and rows + len(job.images) > self._engine.max_batch:
                 break
             self._ready.popleft()
@@ -217,15 +225,16 @@ class Batcher:
         assert self._loop is not None
         result: Batch | Exception | None = None
         if jobs:
-            images = np.stack([image for job in jobs for image in job.images])
-            started = time.monotonic()
             try:
+                images = np.stack([image for job in jobs for image in job.images])
+                started = time.monotonic()
                 outputs = self._engine.run(images)
                 ended = time.monotonic()
                 result = Batch(outputs, ended - started, len(images), started)
                 self._learn(len(images), started, ended, more=bool(self._ready))
             except Exception as error:
                 result = error
+            self._running_until = 0.0
         self._loop.call_soon_threadsafe(self._deliver, jobs, dropped, result)
 
     # The event loop again.
@@ -233,14 +242,13 @@ class Batcher:
     def _deliver(self, jobs: list[Job], dropped: list[Job], result: Batch | Exception | None) -> None:
         for job in dropped:
             assert job.dropped_for is not None
-            self._on_drop(job.dropped_for, len(job.images))
             if not job.future.done():
-                if job.dropped_for == "expired":
-                    job.future.set_exception(Expired())
-                else:
-                    job.future.cancel()
+                job.future.set_exception(job.dropped_for)
         if isinstance(result, Batch):
-            self._on_batch(result)
+            try:
+                self._on_batch(result)
+            except Exception as error:  # whoever waits must hear of it
+                result = error
         start = 0
         for job in jobs:
             count = len(job.images)

@@ -85,6 +85,40 @@ def serve(
     run(load_settings(model=model, host=host, port=port))
 
 
+@app.command()
+def bench(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL|URL]",
+            help="A bundle's path, an embedded model's name, or http://… of a service that runs on this machine.",
+        ),
+    ] = None,
+    bundle: Annotated[
+        str | None, typer.Option(help="With a URL: the bundle that is served there, to compare with its limit.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="How long each server is kept busy at a time.", min=0.1)] = 5.0,
+    rounds: Annotated[int, typer.Option(help="How often all take their turn; medians are shown.", min=1)] = 3,
+    concurrency: Annotated[
+        list[int] | None,
+        typer.Option(help="Requests at a time; may be given again.", min=1, max=4096, show_default="1, 8, 64"),
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Also show where the time goes.")] = False,
+) -> None:
+    """Compare the service with the machine's limit and with a plain FastAPI server; without MODEL, the default's."""
+    from service.bench.run import CONCURRENCIES
+    from service.bench.run import bench as run
+
+    run(
+        target,
+        bundle=bundle,
+        seconds=seconds,
+        rounds=rounds,
+        concurrencies=concurrency or CONCURRENCIES,
+        profile=profile,
+    )
+
+
 def main() -> None:
     """Run the command line; a user's mistake is one sentence on stderr and exit code 2."""
     try:

@@ -81,6 +81,16 @@ class Decider:
             refusal=refusal,
         )
 
+    def blamed(self, asked: Asked) -> str:
+        """Which parameter of what was asked is refused."""
+        if asked.score is not None and asked.score not in self.manifest.scores:
+            return "score"
+        try:
+            flag_point(self.manifest, asked.score, asked.target_fpr, asked.guarantee)
+        except OperatingPointError:
+            return "target_fpr"
+        return "target_risk"
+
 
 def judge(rule: Rule, outputs: dict[str, NDArray[Any]]) -> Verdicts:
     """Apply a rule to the graph's outputs."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from service.bundle.errors import BundleError, QualmsError
 from service.bundle.file import Bundle
 from service.bundle.runtime import INPUT, Outputs, check_golden, onnxruntime
+from service.bundle.scores import SCORES
 from service.cpu import available_cores
 
 Device = Literal["auto", "cuda", "cpu"]
@@ -45,12 +46,29 @@ class Engine:
 
     def __init__(self, bundle: Bundle, device: Device = "cpu", threads: int | None = None, max_batch: int = 64) -> None:
         self.bundle = bundle
-        self.session, self.provider = _open(bundle.graph, device, threads or available_cores())
-        self.outputs = [output.name for output in self.session.get_outputs()]
-        _check_outputs(self.outputs, bundle)
-        check_golden(self.run_all, bundle.manifest)
-        self.cost = self._measure(max_batch)
         self.max_batch = max_batch
+        threads = threads or available_cores()
+        session, provider = _open(bundle.graph, device, threads)
+        try:
+            self._use(session, provider)
+        except BundleError as error:
+            if device != "auto" or provider != CUDA:
+                raise
+            _log.warning("CUDA is offered but does not work; running on the CPU", extra={"reason": str(error)})
+            self._use(*_open(bundle.graph, "cpu", threads))
+
+    def _use(self, session: Any, provider: str) -> None:
+        """Adopt a session once it takes our input, gives every output, and reproduces the golden vectors."""
+        self.session, self.provider = session, provider
+        self.outputs = [output.name for output in session.get_outputs()]
+        _check_names([given.name for given in session.get_inputs()], self.outputs, self.bundle)
+        try:
+            check_golden(self.run_all, self.bundle.manifest)
+            self.cost = self._measure(self.max_batch)
+        except QualmsError:
+            raise
+        except Exception as error:  # ONNX Runtime has no common class for what a run may raise
+            raise BundleError(f"{self.bundle.path} cannot be run on {provider}: {_first_line(error)}.") from error
 
     def run(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
         """Outputs in the order of `self.outputs` for images (N, H, W, C)."""
@@ -81,10 +99,11 @@ def _increasing(values: Sequence[float]) -> list[float]:
     return [float(value) for value in np.maximum.accumulate(values)]
 
 
-def _check_outputs(found: Sequence[str], bundle: Bundle) -> None:
-    wanted = ("prediction", "base_probabilities", "probabilities", "alpha", *bundle.manifest.scores)
-    for name in wanted:
-        if name not in found:
+def _check_names(inputs: Sequence[str], outputs: Sequence[str], bundle: Bundle) -> None:
+    if list(inputs) != [INPUT]:
+        raise BundleError(f"{bundle.path} is not usable: its graph takes {', '.join(inputs)}, not {INPUT} alone.")
+    for name in ("prediction", "base_probabilities", "probabilities", "alpha", *SCORES, *bundle.manifest.scores):
+        if name not in outputs:
             raise BundleError(f"{bundle.path} is not usable: its graph lacks the output {name}.")
 
 
@@ -103,7 +122,7 @@ def _open(graph: bytes, device: Device, threads: int) -> tuple[Any, str]:
     try:
         return ort.InferenceSession(graph, options, providers=[CPU]), CPU
     except Exception as error:
-        raise BundleError(f"ONNX Runtime does not take the graph: {str(error).splitlines()[0]}") from error
+        raise BundleError(f"ONNX Runtime does not take the graph: {_first_line(error)}.") from error
 
 
 def _open_cuda(ort: Any, graph: bytes, threads: int, *, strict: bool) -> Any:
@@ -122,7 +141,7 @@ def _open_cuda(ort: Any, graph: bytes, threads: int, *, strict: bool) -> Any:
         session = ort.InferenceSession(graph, options, providers=[cuda] if strict else [cuda, CPU])
         reason = "" if session.get_providers()[0] == CUDA else "ONNX Runtime fell back to the CPU"
     except Exception as error:
-        session, reason = None, str(error).splitlines()[0]
+        session, reason = None, _first_line(error)
     if not reason:
         return session
     if strict:
@@ -139,6 +158,10 @@ def _options(ort: Any, threads: int) -> Any:
     # Spinning threads would take the cores that decoding and the event loop need.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(" .") or type(error).__name__
 
 
 def _check_wheels(device: Device) -> None:

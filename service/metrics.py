@@ -4,13 +4,15 @@ Decisions are counted at the model's default operating point whatever a request 
 something. All state hangs on the registry that is passed in.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -25,7 +27,42 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 P_VALUES = tuple(round(0.05 * step, 2) for step in range(1, 21))
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROUTES = ("predict", "models", "metrics", "health", "docs", "other")
-REASONS = ("overload", "draining", "expired", "disconnected", "too_large", "unsupported", "malformed", "invalid")
+CODES = (200, 400, 413, 415, 422, 429, 499, 500, 503, 504)
+"""of predictions; 499 is nobody's reply: the client left first"""
+REASONS = {
+    400: "malformed",
+    413: "too_large",
+    415: "unsupported",
+    422: "invalid",
+    429: "overload",
+    499: "disconnected",
+    504: "expired",
+}
+UNAVAILABLE = ("loading", "draining")
+"""the reasons of a 503"""
+OPEN_METRICS = "application/openmetrics-text"
+
+
+def expose(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """The registry's text in the format that an Accept header asks for, and its content type."""
+    try:
+        encode, content_type = choose_encoder(accept)
+    except TypeError:  # a version that is not a number
+        encode, content_type = generate_latest, CONTENT_TYPE_PLAIN_0_0_4
+    return encode(_WithoutCreated(registry)), content_type
+
+
+class _WithoutCreated(Collector):
+    """Leaves out the `_created` series: as many again as the counters, and nobody asks for them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            kept = copy(family)
+            kept.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield kept
 
 
 class BatchHistogram(Collector):
@@ -41,7 +78,7 @@ class BatchHistogram(Collector):
         """Count values (N,); a bucket holds what is at most its bound."""
         places = np.searchsorted(self._bounds, values, side="left")
         self._counts += np.bincount(places, minlength=len(self._counts))
-        self._sum += float(values.sum())
+        self._sum += float(values.sum(where=np.isfinite(values)))  # what is not finite would stay in it for ever
 
     def collect(self) -> Iterable[Metric]:
         """For the registry."""
@@ -68,21 +105,25 @@ class ServiceMetrics:
             buckets=SECONDS,
             registry=registry,
         )
-        self._rejected = Counter("qualms_rejected", "Images not answered, by reason.", ["reason"], registry=registry)
+        self._rejected = Counter(
+            "qualms_rejected", "Requests for predictions refused or dropped, by reason.", ["reason"], registry=registry
+        )
         self._children: dict[tuple[str, int], Any] = {}
         self._durations = {route: self._duration.labels(route) for route in ROUTES}
-        self._reasons = {reason: self._rejected.labels(reason) for reason in REASONS}
+        self._reasons = {reason: self._rejected.labels(reason) for reason in (*REASONS.values(), *UNAVAILABLE)}
         for route in ROUTES:
             self._child(route, 200)
+        for code in CODES:
+            self._child("predict", code)
 
     def answered(self, route: str, code: int, seconds: float) -> None:
         """Count one reply."""
         self._child(route, code).inc()
         self._durations[route].observe(seconds)
 
-    def rejected(self, reason: str, images: int = 1) -> None:
-        """Count images that got no prediction."""
-        self._reasons[reason].inc(images)
+    def rejected(self, reason: str) -> None:
+        """Count a request that got no prediction."""
+        self._reasons[reason].inc()
 
     def _child(self, route: str, code: int) -> Any:
         found = self._children.get((route, code))
@@ -108,12 +149,12 @@ class ModelMetrics:
         self.p_value = self._histogram("p_value", "p-values of the default score; uniform in-distribution.", P_VALUES)
         quantiles = manifest.reference.quantiles
         self.total = self._histogram(
-            "total_uncertainty", "Entropy; buckets at reference quantiles.", quantiles["entropy"]
+            "total_uncertainty", "Entropy; buckets at reference quantiles.", _not_negative(quantiles["entropy"])
         )
         self.epistemic = self._histogram(
             "epistemic_uncertainty",
             "Mutual information; buckets at reference quantiles.",
-            quantiles["mutual_information"],
+            _not_negative(quantiles["mutual_information"]),
         )
         self._predictions = self._counter("predictions", "Predictions by class and flag.", "class", "ood")
         self._ood = self._counter("ood", "Images flagged.").labels(**self.labels)
@@ -168,3 +209,8 @@ class ModelMetrics:
     def _keep(self, collector: M) -> M:
         self._collectors.append(collector)
         return collector
+
+
+def _not_negative(bounds: Sequence[float]) -> list[float]:
+    """Rounding may put a quantile of an entropy below 0, and a histogram with such a bucket has no sum or count."""
+    return [max(0.0, bound) for bound in bounds]

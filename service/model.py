@@ -7,22 +7,20 @@ from service.batcher import Answer, Batch, Batcher
 from service.bundle.file import Bundle
 from service.decide import DEFAULT, Decider
 from service.engine import Engine
-from service.metrics import ModelMetrics, ServiceMetrics
+from service.metrics import ModelMetrics
 from service.reply import ReplyWriter
 
 
 class ServedModel:
     """Everything a request to one model needs; `start` it on the event loop."""
 
-    def __init__(
-        self, bundle: Bundle, engine: Engine, registry: CollectorRegistry, service_metrics: ServiceMetrics
-    ) -> None:
+    def __init__(self, bundle: Bundle, engine: Engine, registry: CollectorRegistry) -> None:
         self.bundle = bundle
         self.engine = engine
         self.decider = Decider(bundle.manifest)
         self.writer = ReplyWriter(bundle, self.decider, engine.outputs)
         self.metrics = ModelMetrics(registry, bundle, self.decider.rule(DEFAULT), engine.provider)
-        self.batcher = Batcher(engine, on_batch=self._count, on_drop=service_metrics.rejected)
+        self.batcher = Batcher(engine, on_batch=self._count)
         self.metrics.queue_depth.set_function(lambda: self.batcher.depth)
 
     def count_answer(self, answer: Answer, decode_seconds: float) -> None:

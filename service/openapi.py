@@ -59,7 +59,13 @@ def _document(app: FastAPI) -> dict[str, Any]:
         [(PredictReply, "serialization"), (PredictRequest, "serialization"), (ProblemReply, "serialization")],
         ref_template="#/components/schemas/{model}",
     )
-    document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    # FastAPI announces its own 422 wherever a path has a parameter; none of ours can fail to be a string.
+    for operations in document["paths"].values():
+        operations["get"]["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas.update(definitions["$defs"])
     document["paths"]["/predict"] = {"post": _predict()}
     return document
 
@@ -77,6 +83,7 @@ def _predict() -> dict[str, Any]:
         "required": True,
         "content": {
             "image/*": _BINARY,
+            "application/octet-stream": _BINARY,
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
@@ -95,13 +102,15 @@ def _predict() -> dict[str, Any]:
             "Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds of queue, decode, inference."},
         },
     }
+    problems = {str(status): problem(text) for status, text in _PROBLEMS.items()}
+    problems["429"]["headers"] = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}}}
     return {
         "tags": ["predict"],
         "summary": "Predict the class of one or several images, and how far to believe it.",
         "operationId": "predict",
         "parameters": parameters,
         "requestBody": body,
-        "responses": {"200": good, **{str(status): problem(text) for status, text in _PROBLEMS.items()}},
+        "responses": {"200": good, **problems},
     }
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.batcher import Draining, Expired, Overloaded
+from service.batcher import Draining, Expired, Left, Overloaded
 from service.bodies import ClientDisconnected, ImageInput, Limits, parse_images, read_body
-from service.bundle.errors import ImageError, QualmsError
+from service.bundle.errors import ImageError, OperatingPointError
 from service.bundle.input_spec import InputSpec
 from service.bundle.preprocess import preprocess, preprocess_array
-from service.metrics import ServiceMetrics
+from service.metrics import REASONS, ServiceMetrics
 from service.model import ServedModel
-from service.problems import Problem, from_error, send_problem
+from service.problems import Kind, Problem, from_error, send_problem
 from service.query import parse_query
 from service.request_ids import request_id_from
 from service.settings import Settings
@@ -32,7 +32,6 @@ INLINE_PIXELS = 96 * 96
 """what is decoded on the event loop: at most about a quarter of a millisecond"""
 
 _log = logging.getLogger("qualms.predict")
-_STATUS_REASONS = {413: "too_large", 415: "unsupported", 400: "malformed", 422: "invalid"}
 
 
 class PredictEndpoint:
@@ -50,26 +49,30 @@ class PredictEndpoint:
         started = time.monotonic()
         headers = dict(scope["headers"])
         request_id = request_id_from(headers)
-        code = 499
+        problem: Problem | None = None
         try:
-            code = await self._answer(scope, headers, request_id, started, receive, send)
-        except Problem as problem:
-            code = problem.status
-            self._reject(problem)
-            await send_problem(send, problem, request_id, self._state.closing_headers)
-        except (ClientDisconnected, asyncio.CancelledError):
-            _log.debug("client left", extra={"request_id": request_id})
-        except Exception:
-            code = 500
+            await self._answer(scope, headers, request_id, started, receive, send)
+            code = 200
+        except (ClientDisconnected, Left):
+            code = 499
+        except Problem as found:
+            code, problem = found.status, found
+        except asyncio.CancelledError:  # the server's grace period is over
+            code, problem = 503, Problem.unavailable("The service is stopping.")
+        except Exception as error:
+            code, problem = 500, from_error(error)
             _log.exception("prediction failed", extra={"request_id": request_id})
-            await send_problem(send, from_error(RuntimeError()), request_id, self._state.closing_headers)
+        if code != 200:
+            self._reject(code)
+        if problem is not None:
+            await send_problem(send, problem, request_id, self._state.closing_headers)
         seconds = time.monotonic() - started
         self._metrics.answered("predict", code, seconds)
         _log.debug("predict", extra={"request_id": request_id, "status": code, "duration_ms": 1e3 * seconds})
 
     async def _answer(
         self, scope: Any, headers: dict[bytes, bytes], request_id: str, started: float, receive: Any, send: Any
-    ) -> int:
+    ) -> None:
         model = self._ready_model()
         asked = parse_query(scope["query_string"])
         deadline = started + self._timeout(headers)
@@ -79,11 +82,11 @@ class PredictEndpoint:
             model.decider.rule(asked)  # an operating point that cannot be supported costs no inference
             model.batcher.admit(len(inputs), deadline)
             decode_start = time.monotonic()
-            images = await self._decode(inputs, model)
+            images = await self._decode(inputs, model, deadline)
             decoded = time.monotonic() - decode_start
             answer = await model.batcher.submit(images, deadline, _leaving(receive))
-        except QualmsError as error:
-            raise from_error(error) from error
+        except OperatingPointError as error:
+            raise from_error(error, model.decider.blamed(asked)) from error
         except Overloaded as error:
             raise Problem.overloaded(error.retry_after) from error
         except Draining as error:
@@ -110,7 +113,6 @@ class PredictEndpoint:
             }
         )
         await send({"type": "http.response.body", "body": body})
-        return 200
 
     def _ready_model(self) -> ServedModel:
         if self._state.model is None:
@@ -130,39 +132,45 @@ class PredictEndpoint:
             raise Problem.invalid("X-Request-Timeout", text.decode("latin-1"), "a positive number of seconds")
         return seconds
 
-    async def _decode(self, inputs: list[ImageInput], model: ServedModel) -> list[NDArray[np.uint8]]:
+    async def _decode(self, inputs: list[ImageInput], model: ServedModel, deadline: float) -> list[NDArray[np.uint8]]:
         spec = model.bundle.manifest.input
-        if sum(map(len, inputs)) <= INLINE_BYTES:
+        if sum(map(_bytes, inputs)) <= INLINE_BYTES:
             try:
                 return _conform(inputs, spec, INLINE_PIXELS)
-            except ImageError as error:
-                if error.reason != "too_large":
+            except Problem as problem:
+                if problem.kind is not Kind.TOO_LARGE:
                     raise
         with model.batcher.decoding(len(inputs)):
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._pool, _conform, inputs, spec, self._settings.max_pixels)
+            return await loop.run_in_executor(self._pool, _conform, inputs, spec, self._settings.max_pixels, deadline)
 
-    def _reject(self, problem: Problem) -> None:
-        reason = "overload" if problem.status == 429 else _STATUS_REASONS.get(problem.status)
-        if reason is None and problem.status == 503:
-            reason = "draining"
+    def _reject(self, code: int) -> None:
+        reason = REASONS.get(code)
+        if code == 503:
+            reason = "draining" if self._state.draining else "loading"
         if reason is not None:
             self._metrics.rejected(reason)
 
 
-def _conform(inputs: list[ImageInput], spec: InputSpec, max_pixels: int) -> list[NDArray[np.uint8]]:
-    """Every input as the model takes it; ImageError names the image by its place."""
+def _bytes(given: ImageInput) -> int:
+    return len(given) if isinstance(given, bytes) else given.nbytes
+
+
+def _conform(
+    inputs: list[ImageInput], spec: InputSpec, max_pixels: int, deadline: float = math.inf
+) -> list[NDArray[np.uint8]]:
+    """Every input as the model takes it; a Problem names the image by its place."""
     images = []
     for place, given in enumerate(inputs):
+        if time.monotonic() > deadline:  # it waited too long for its turn to be decoded
+            raise Expired
         try:
             if isinstance(given, bytes):
                 images.append(preprocess(given, spec, max_pixels=max_pixels))
             else:
                 images.append(preprocess_array(given, spec))
         except ImageError as error:
-            if len(inputs) == 1:
-                raise
-            raise ImageError(f"Image {place}: {error}", reason=error.reason) from error
+            raise from_error(error, f"images[{place}]") from error
     return images
 
 

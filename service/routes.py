@@ -1,16 +1,19 @@
 """The ordinary routes: models, health, metrics and documentation."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
 
+from service.metrics import OPEN_METRICS, expose
 from service.model import ServedModel
+from service.openapi import problem
 from service.problems import MEDIA_TYPE, Problem, shown
-from service.schemas import ModelList, ModelReply, ProblemReply, Status
+from service.schemas import ModelList, ModelReply, Status
 from service.state import ServiceState
 
 _ROUTES = {"/predict": "predict", "/metrics": "metrics", "/docs": "docs", "/openapi.json": "docs"}
@@ -29,8 +32,9 @@ def route_name(path: str) -> str:
 def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -> None:
     """Register everything that is not on the hot path."""
 
-    not_ready: dict[int | str, dict[str, Any]] = {503: {"model": ProblemReply, "description": "Loading or stopping."}}
-    unknown: dict[int | str, dict[str, Any]] = {404: {"model": ProblemReply, "description": "No such model."}}
+    not_ready: dict[int | str, dict[str, Any]] = {503: problem("Loading or stopping.")}
+    unknown: dict[int | str, dict[str, Any]] = {404: problem("No such model.")}
+    exposition: dict[int | str, dict[str, Any]] = {200: {"content": {OPEN_METRICS: {"schema": {"type": "string"}}}}}
 
     @app.get("/livez", tags=["health"], summary="Is the process alive?", response_model=Status)
     @app.get("/healthz", tags=["health"], include_in_schema=False)
@@ -63,20 +67,24 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -
         document = manifest.model_dump(mode="json", exclude={"golden": True, "calibration": {"scores", "trust"}})
         return _json({**_summary(state.model), "manifest": document})
 
-    @app.get("/metrics", tags=["health"], summary="Prometheus metrics.")
+    @app.get(
+        "/metrics",
+        tags=["health"],
+        summary="Prometheus metrics.",
+        response_class=PlainTextResponse,
+        responses=exposition,
+    )
     async def metrics(request: Request) -> Response:
-        encoder, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encoder(registry), media_type=None, headers={"content-type": content_type})
+        body, content_type = expose(registry, request.headers.get("accept", ""))
+        return Response(body, media_type=None, headers={"content-type": content_type})
 
     @app.exception_handler(HTTPException)
-    async def framework_error(_: Request, error: HTTPException) -> Response:
-        problem = Problem.from_status(error.status_code, str(error.detail))
-        return Response(problem.body(None), problem.status, {**(error.headers or {})}, MEDIA_TYPE)
+    async def framework_error(request: Request, error: HTTPException) -> Response:
+        return _refusal(request, _framework_problem(request, error), error.headers)
 
     @app.exception_handler(Problem)
-    async def own_error(request: Request, problem: Problem) -> Response:
-        body = problem.body(request.scope.get("state", {}).get("request_id"))
-        return Response(body, problem.status, problem.headers, MEDIA_TYPE)
+    async def own_error(request: Request, found: Problem) -> Response:
+        return _refusal(request, found, found.headers)
 
 
 def _summary(model: ServedModel) -> dict[str, Any]:
@@ -111,6 +119,19 @@ def _summary(model: ServedModel) -> dict[str, Any]:
         "max_batch": model.engine.max_batch,
         "cost_seconds": dict(zip(map(str, model.engine.cost.sizes), model.engine.cost.seconds, strict=True)),
     }
+
+
+def _framework_problem(request: Request, error: HTTPException) -> Problem:
+    """Starlette's bare "Not Found" as a sentence."""
+    if error.status_code == 404:
+        return Problem.not_found(f"There is nothing at {shown(request.url.path)}.")
+    if error.status_code == 405:
+        return Problem.wrong_method(request.method, (error.headers or {}).get("Allow", "GET"))
+    return Problem.from_status(error.status_code, str(error.detail))
+
+
+def _refusal(request: Request, found: Problem, headers: Mapping[str, str] | None) -> Response:
+    return Response(found.body(request.state.request_id), found.status, headers, MEDIA_TYPE)
 
 
 def _json(value: Any) -> Response:

@@ -5,8 +5,10 @@ first signal only turns readiness to 503; requests still flow for `drain_seconds
 was admitted is finished, and the process ends with 0.
 """
 
+import asyncio
 import logging
 import signal
+import socket
 import time
 from types import FrameType
 
@@ -18,7 +20,14 @@ from service.logs import configure
 from service.settings import Settings
 from service.state import ServiceState
 
+_BACKLOG = 2048
+_LINGER_SECONDS = 0.5
+"""how long the last connections have to send the request they were opened for"""
 _log = logging.getLogger("qualms.server")
+
+
+class ListenError(QualmsError):
+    """The address cannot be listened on."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -29,7 +38,8 @@ class DrainingServer(uvicorn.Server):
         self._state = state
         self._drain_seconds = drain_seconds
         self._close_at: float | None = None
-        self.failure: QualmsError | None = None
+        self._told = False
+        self.failure: Exception | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The signal handler: uvicorn would remember the signal and die of it after a clean stop."""
@@ -38,33 +48,67 @@ class DrainingServer(uvicorn.Server):
             return
         self._state.draining = True
         self._close_at = time.monotonic() + (self._drain_seconds if sig == signal.SIGTERM else 0.0)
-        _log.info("draining", extra={"seconds": self._drain_seconds})
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: close the listener once draining has lasted long enough."""
-        if self._close_at is not None and time.monotonic() >= self._close_at:
-            return True
+        if self._close_at is not None:
+            if not self._told:  # not in the handler, which may interrupt the writing of a log line
+                self._told = True
+                _log.info("draining", extra={"seconds": round(self._close_at - time.monotonic(), 1)})
+            if time.monotonic() >= self._close_at:
+                return True
         return await super().on_tick(counter)
 
-    def fail(self, error: QualmsError) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer the connections that were made before the listener closed, then stop as uvicorn does.
+
+        uvicorn would close those whose request has not arrived yet. While draining, every reply closes its
+        connection, so what is left after a moment is idle.
+        """
+        if self._state.draining:
+            await self._take_last(sockets or [])
+            give_up = time.monotonic() + _LINGER_SECONDS
+            while self.server_state.connections and time.monotonic() < give_up and not self.force_exit:
+                await asyncio.sleep(0.01)
+        await super().shutdown(sockets)
+
+    async def _take_last(self, sockets: list[socket.socket]) -> None:
+        """Close the listeners, but not on those who wait to be accepted: the kernel would reset them."""
+        kept = [listener.dup() for listener in sockets]
+        for server in self.servers:
+            server.close()
+        waiting = []
+        for listener in kept:
+            with listener:
+                listener.setblocking(False)
+                while (found := _accept(listener)) is not None:
+                    waiting.append(found)
+        for connection in waiting:
+            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+
+    def _protocol(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+    def fail(self, error: Exception) -> None:
         """The model cannot be loaded: there is nothing to serve."""
         self.failure = error
         self.should_exit = True
 
 
 def serve(settings: Settings) -> None:
-    """Serve until a signal; raises what made the model unusable."""
+    """Serve until a signal; raises what made the model or the address unusable."""
     configure(settings.log_level)
     state = ServiceState()
     server: DrainingServer
 
-    def fail(error: QualmsError) -> None:
+    def fail(error: Exception) -> None:
         server.fail(error)
 
+    app = create_app(settings, state=state, on_failure=fail)
     config = uvicorn.Config(
-        create_app(settings, state=state, on_failure=fail),
-        host=settings.host,
-        port=settings.port,
+        app,
         loop="uvloop",
         http="httptools",
         lifespan="on",
@@ -72,10 +116,34 @@ def serve(settings: Settings) -> None:
         access_log=False,
         log_config=None,
         server_header=False,
-        backlog=2048,
-        timeout_graceful_shutdown=max(1, int(settings.grace_seconds - settings.drain_seconds)),
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=max(1, int(settings.grace_seconds - settings.drain_seconds - _LINGER_SECONDS)),
     )
     server = DrainingServer(config, state, settings.drain_seconds)
-    server.run()
+    with listen(settings.host, settings.port) as listener:
+        host, port = listener.getsockname()[:2]
+        _log.info("listening", extra={"host": host, "port": port})
+        server.run([listener])
     if server.failure is not None:
         raise server.failure
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; ListenError says why there is none, where uvicorn would only log it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        reason = (str(error.strerror) or str(error)).partition(" (")[0].lower()
+        raise ListenError(
+            f"Port {port} of {host} cannot be listened on: {reason}; set QUALMS_HOST and QUALMS_PORT to a free address."
+        ) from None
+
+
+def _accept(listener: socket.socket) -> socket.socket | None:
+    try:
+        connection, _ = listener.accept()
+    except OSError:
+        return None
+    connection.setblocking(False)
+    return connection

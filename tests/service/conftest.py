@@ -1,20 +1,37 @@
-"""A complete small bundle: a graph of a few plain operators with every output, and its true manifest."""
+"""A complete small bundle, and the service around it: in this process, and as a process of its own.
 
+The bundle's graph is a few plain operators with every output, and its manifest is true.
+"""
+
+import io
 import json
-from collections.abc import Callable
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import onnx
 import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from fastapi import FastAPI
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+from prometheus_client import CollectorRegistry
 
+from service.app import create_app
 from service.bundle import golden
 from service.bundle.calibration import calibrate, reference, trust_grid
 from service.bundle.container import Container, pack
-from service.bundle.file import graph_digest, write_bundle
+from service.bundle.file import Bundle, graph_digest, write_bundle
 from service.bundle.input_spec import InputSpec
 from service.bundle.manifest import (
     ErrorResult,
@@ -29,6 +46,8 @@ from service.bundle.manifest import (
 )
 from service.bundle.runtime import GraphRunner
 from service.bundle.scores import SCORES, doubt
+from service.settings import Settings
+from service.state import ServiceState
 
 CLASSES = ["bee", "crab", "dove"]
 SPEC = InputSpec(height=6, width=5)
@@ -37,6 +56,8 @@ CALIBRATION = 400
 """enough for the default targets, which need 299"""
 MISTAKES = 3
 """how many of the most doubtful calibration images are labelled otherwise than they are predicted"""
+PATIENCE = 30.0
+"""seconds until something that should happen at once counts as not happening, however busy the machine"""
 
 
 @pytest.fixture(scope="session")
@@ -203,3 +224,149 @@ def write_text_as_manifest(tmp_path: Path, graph: bytes) -> Callable[[str], Path
         return path
 
     return write
+
+
+# The service
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[[Callable[[], bool]], None]:
+    """Wait until a condition holds, by asking again and again; fail if it does not."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        give_up = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < give_up, "it did not happen"
+            time.sleep(0.002)
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def encode() -> Callable[..., bytes]:
+    """(pixels, format, options of Pillow's save) → the bytes of an image file."""
+
+    def write(pixels: NDArray[Any], kind: str = "PNG", **options: Any) -> bytes:
+        stream = io.BytesIO()
+        Image.fromarray(pixels).save(stream, kind, **options)
+        return stream.getvalue()
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory, graph: bytes, manifest: Manifest) -> Bundle:
+    """The good bundle, on disk and in memory."""
+    return write_bundle(tmp_path_factory.mktemp("bundle") / "tiny.onnx", graph, manifest)
+
+
+class _Bridge(httpx.BaseTransport):
+    """Lets a synchronous client talk to an application on the event loop of another thread."""
+
+    def __init__(self, portal: BlockingPortal, app: FastAPI) -> None:
+        self._portal = portal
+        self._transport = httpx.ASGITransport(app)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.read()
+        return self._portal.call(self._answer, request)
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        response = await self._transport.handle_async_request(
+            httpx.Request(request.method, request.url, headers=request.headers, content=request.content)
+        )
+        return httpx.Response(response.status_code, headers=response.headers, content=await response.aread())
+
+
+def _started(
+    stack: ExitStack,
+    model: Path,
+    *,
+    registry: CollectorRegistry | None = None,
+    state: ServiceState | None = None,
+    ready: bool = True,
+    **settings: Any,
+) -> httpx.Client:
+    given: dict[str, Any] = {"model": str(model), "device": "cpu", "threads": 1, "decode_threads": 2, **settings}
+    app = create_app(Settings(**given), registry=registry, state=state)
+    portal = stack.enter_context(start_blocking_portal())
+    stack.enter_context(portal.wrap_async_context_manager(app.router.lifespan_context(app)))
+    client = stack.enter_context(httpx.Client(transport=_Bridge(portal, app), base_url="http://service"))
+    give_up = time.monotonic() + PATIENCE
+    while ready and client.get("/readyz").status_code != 200:
+        assert time.monotonic() < give_up, client.get("/readyz").text
+        time.sleep(0.002)
+    return client
+
+
+@pytest.fixture
+def start_service(bundle: Bundle) -> Iterator[Callable[..., httpx.Client]]:
+    """(registry, state, ready, any setting) → a client of the application, which runs in this process."""
+    with ExitStack() as stack:
+
+        def start(model: Path = bundle.path, **options: Any) -> httpx.Client:
+            return _started(stack, model, **options)
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def client(bundle: Bundle) -> Iterator[httpx.Client]:
+    """A client of one application that all tests share which leave no trace in it."""
+    with ExitStack() as stack:
+        yield _started(stack, bundle.path)
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """A port of the loopback interface that nobody listens on."""
+
+    def find() -> int:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port: int = listener.getsockname()[1]
+            return port
+
+    return find
+
+
+@pytest.fixture
+def service_process(
+    bundle: Bundle, free_port: Callable[[], int], tmp_path: Path
+) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+    """(model, ready, any setting) → a real `qualms serve`, and its URL; its log is `stdout` in `tmp_path`."""
+    with ExitStack() as stack:
+
+        def start(
+            model: Path = bundle.path, *, ready: bool = True, **settings: object
+        ) -> tuple[subprocess.Popen[str], str]:
+            port = settings.pop("port", None) or free_port()
+            chosen = {"port": port, "device": "cpu", "threads": 1, "decode_threads": 1, **settings}
+            variables = {name: value for name, value in os.environ.items() if not name.startswith("QUALMS_")}
+            variables |= {f"QUALMS_{name.upper()}": str(value) for name, value in chosen.items()}
+            script = Path(sysconfig.get_path("scripts")) / "qualms"
+            log = stack.enter_context((tmp_path / "stdout").open("w"))
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, script, "serve", model],
+                    env=variables,
+                    stdout=log,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            stack.callback(process.kill)
+            url = f"http://127.0.0.1:{port}"
+            give_up = time.monotonic() + PATIENCE
+            while ready and not _is_ready(url):
+                assert process.poll() is None, process.communicate()[1]
+                assert time.monotonic() < give_up, "the service did not get ready"
+                time.sleep(0.02)
+            return process, url
+
+        yield start
+
+
+def _is_ready(url: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
+    return False
