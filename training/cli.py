@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 Data = Annotated[
-    Path | None, typer.Option("--data", help="Folder of NAME-SPLIT.npz files.", envvar="QUALMS_DATA", show_default=False)
+    Path | None,
+    typer.Option("--data", help="Folder of NAME-SPLIT.npz files.", envvar="QUALMS_DATA", show_default=False),
 ]
 Model = Annotated[str, typer.Argument(help="A bundle's path, or an embedded model's name.")]
 
@@ -53,7 +54,8 @@ def train(
     device: Device = Device.auto,
     stage: Annotated[Stage | None, typer.Option(help="This stage alone.", show_default=False)] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Where bases and features are kept; recipes may share it.", show_default="OUT/cache")
+        Path | None,
+        typer.Option(help="Where bases and features are kept; recipes may share it.", show_default="OUT/cache"),
     ] = None,
 ) -> None:
     """Run a recipe from data to one calibrated ONNX file; run it again to go on where it was interrupted."""
@@ -75,7 +77,9 @@ def train(
 def evaluate(
     model: Model,
     data: Data = None,
-    ood: Annotated[list[str] | None, typer.Option(help="OOD set; repeat for more.", show_default="the recipe's")] = None,
+    ood: Annotated[
+        list[str] | None, typer.Option(help="OOD set; repeat for more.", show_default="the recipe's")
+    ] = None,
 ) -> None:
     """Evaluate a bundle on its test set and on strangers, and print the tables."""
     from service.bundle.embedded import resolve
@@ -86,10 +90,14 @@ def evaluate(
 
 def calibrate(
     model: Model,
-    data: Annotated[str, typer.Argument(metavar="DATA", help="NAME-SPLIT.npz, or a folder of class folders of images.")],
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="NAME-SPLIT.npz, or a folder of class folders of images.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Write here.", show_default="over MODEL")] = None,
     target_fpr: Annotated[float | None, typer.Option(help="Default false-alarm rate.", show_default="as it is")] = None,
-    target_risk: Annotated[float | None, typer.Option(help="Default risk of trusted predictions.", show_default="as it is")] = None,
+    target_risk: Annotated[
+        float | None, typer.Option(help="Default risk of trusted predictions.", show_default="as it is")
+    ] = None,
 ) -> None:
     """Recalibrate a bundle on your own labelled, in-distribution images; needs no torch."""
     from service.bundle.embedded import available, resolve
@@ -164,4 +172,3 @@ def bench_scores() -> None:
     from training.bench.scores import bench_scores as bench
 
     bench()
-

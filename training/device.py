@@ -17,7 +17,5 @@ def pick_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
         return torch.device("cuda")
     if name == "cuda":
         built = "found no GPU" if torch.version.cuda else "was built without CUDA"
-        raise QualmsError(
-            f"Device 'cuda' was asked for, but PyTorch {torch.__version__} {built}; use 'cpu' or 'auto'."
-        )
+        raise QualmsError(f"Device 'cuda' was asked for, but PyTorch {torch.__version__} {built}; use 'cpu' or 'auto'.")
     return torch.device("cpu")

@@ -82,10 +82,7 @@ def kl_divergence(log_alpha: Tensor, prior: Tensor) -> Tensor:
     beta = prior.double()
     total = alpha.sum(dim=-1)
     log_normalisers = (
-        log_gamma(total)
-        - log_gamma(alpha).sum(dim=-1)
-        - log_gamma(beta.sum(dim=-1))
-        + log_gamma(beta).sum(dim=-1)
+        log_gamma(total) - log_gamma(alpha).sum(dim=-1) - log_gamma(beta.sum(dim=-1)) + log_gamma(beta).sum(dim=-1)
     )
     return log_normalisers + ((alpha - beta) * (digamma(alpha) - digamma(total).unsqueeze(-1))).sum(dim=-1)
 

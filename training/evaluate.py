@@ -78,9 +78,7 @@ def all_doubts(outputs: Outputs, manifest: Manifest) -> Doubts:
 
 def _ood_result(name: str, score: str, known: NDArray[Any], strange: NDArray[Any]) -> OodResult:
     auroc, aupr, fpr95 = detection(known, strange)
-    return OodResult(
-        data=name, score=score, auroc=auroc, aupr=aupr, fpr95=fpr95, n_id=len(known), n_ood=len(strange)
-    )
+    return OodResult(data=name, score=score, auroc=auroc, aupr=aupr, fpr95=fpr95, n_id=len(known), n_ood=len(strange))
 
 
 def _misclassification(doubts: Doubts, wrong: NDArray[np.bool_]) -> list[ErrorResult]:
@@ -110,9 +108,7 @@ def _realised_false_alarms(manifest: Manifest, outputs: Outputs, target: float) 
     return Realised(promise="false_alarm_rate", target=target, realised=float(flags.mean()), n=len(flags))
 
 
-def _realised_risk(
-    manifest: Manifest, outputs: Outputs, labels: NDArray[np.int64], target: float
-) -> Realised:
+def _realised_risk(manifest: Manifest, outputs: Outputs, labels: NDArray[np.int64], target: float) -> Realised:
     try:
         point = accept_point(manifest, target)
     except OperatingPointError:

@@ -36,9 +36,7 @@ def evaluate_bundle(
     with display.bar("evaluating", len(test.labels) + sum(map(len, others.values()))) as advance:
         known = runner(test.images, progress=advance)
         strange = {name: runner(images, progress=advance) for name, images in others.items()}
-    result = evaluate(
-        bundle.manifest, recipe.data.id, test.labels, known, strange, targets=recipe.report_targets
-    )
+    result = evaluate(bundle.manifest, recipe.data.id, test.labels, known, strange, targets=recipe.report_targets)
     for grid in all_grids([result], recipe.paper_id):
         display.console.print(to_rich(grid))
     display.note(accuracy_line([result]))

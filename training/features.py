@@ -168,8 +168,7 @@ def _fill(
     widths = [tap.shape[1] for tap in first_taps]
     # Half precision is harmless for features of ordinary size; the check below makes sure they are.
     files = [
-        _create(folder / name, (len(images), width), np.float16)
-        for name, width in zip(names, widths, strict=True)
+        _create(folder / name, (len(images), width), np.float16) for name, width in zip(names, widths, strict=True)
     ]
     logits_file = _create(folder / "logits.npy", (len(images), first_logits.shape[1]), np.float32)
     largest = [0.0] * len(names)

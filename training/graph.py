@@ -30,9 +30,7 @@ class GraphOutputs(NamedTuple):
 class BundleGraph(nn.Module):
     """Frozen base, taps, meta-model and Dirichlet scores; export this."""
 
-    def __init__(
-        self, extractor: Extractor, meta: nn.Module, prediction: Literal["base", "meta"] = "base"
-    ) -> None:
+    def __init__(self, extractor: Extractor, meta: nn.Module, prediction: Literal["base", "meta"] = "base") -> None:
         super().__init__()
         self.extractor = extractor
         self.meta_model = meta  # `meta` is taken: torch.export keeps its own attribute of that name

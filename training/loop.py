@@ -154,9 +154,7 @@ def _finish_epoch(model: nn.Module, hooks: Hooks, schedule: Schedule, progress: 
         hooks.on_epoch(row)
 
 
-def _state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, fingerprint: str
-) -> dict[str, Any]:
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, fingerprint: str) -> dict[str, Any]:
     return {
         "fingerprint": fingerprint,
         "model": model.state_dict(),
@@ -165,9 +163,7 @@ def _state(
     }
 
 
-def _resume(
-    model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Path, fingerprint: str
-) -> Progress:
+def _resume(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Path, fingerprint: str) -> Progress:
     state = _read(checkpoint)
     if state.get("fingerprint") != fingerprint:
         return Progress()

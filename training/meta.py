@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -129,13 +128,11 @@ class PublishedMeta(MetaModel):
         super().__init__()
         if len(branches) != len(tap_shapes):
             raise RecipeError(
-                f"The meta-model has {len(branches)} branches for {len(tap_shapes)} taps; "
-                "it takes one branch a tap."
+                f"The meta-model has {len(branches)} branches for {len(tap_shapes)} taps; it takes one branch a tap."
             )
         with _seeded(seed):
             self.branches = nn.ModuleList(
-                _branch(spec, math.prod(shape), classes)
-                for spec, shape in zip(branches, tap_shapes, strict=True)
+                _branch(spec, math.prod(shape), classes) for spec, shape in zip(branches, tap_shapes, strict=True)
             )
             self.combine = nn.Linear(len(branches) * classes, classes)
         self.clamp = SoftClamp()
@@ -162,8 +159,8 @@ class Scale(nn.Module):
 
     def fit(self, features: Tensor) -> None:
         """Measure the mean of the features' standard deviations on (n, D)."""
-        mean = sum(rows.double().sum(0) for rows in features.split(ROWS)) / len(features)
-        squares = sum((rows.double() - mean).square().sum(0) for rows in features.split(ROWS))
+        mean = sum(rows.double().sum(0) for rows in torch.split(features, ROWS)) / len(features)
+        squares = sum((rows.double() - mean).square().sum(0) for rows in torch.split(features, ROWS))
         spread = torch.as_tensor(squares / len(features)).sqrt().mean()
         self.spread.copy_(torch.where(spread < TINY, 1.0, spread))
 
@@ -237,9 +234,7 @@ def _branch(spec: str, width: int, classes: int) -> nn.Sequential:
             layers += [nn.Linear(width, int(token)), nn.ReLU()]
             width = int(token)
         else:
-            raise RecipeError(
-                f"Branch {spec!r} has the token {token!r}; accepted are numbers of units and P."
-            )
+            raise RecipeError(f"Branch {spec!r} has the token {token!r}; accepted are numbers of units and P.")
     if spec.rpartition("-")[2] != str(classes):
         raise RecipeError(f"Branch {spec!r} must end in {classes}, the number of classes.")
     return nn.Sequential(*layers)

@@ -45,9 +45,7 @@ def train_meta(
     hooks = hooks or Hooks()
     model.to(device)
     targets = torch.from_numpy(labels).to(device)
-    prior = torch.full(
-        (stopping.features.logits.shape[1],), section.prior, dtype=torch.float64, device=device
-    )
+    prior = torch.full((stopping.features.logits.shape[1],), section.prior, dtype=torch.float64, device=device)
     rate = section.rate(len(labels))
     schedule = Schedule(len(labels), section.batch, section.epochs, rate, seed, section.clip_norm)
 
@@ -70,9 +68,7 @@ def meta_score(model: nn.Module, features: Features, score: str, device: torch.d
     return doubt(np.concatenate(parts), SCORES[score].direction)
 
 
-def _selector(
-    stopping: StoppingData, section: MetaSection, device: torch.device
-) -> Callable[[nn.Module], float]:
+def _selector(stopping: StoppingData, section: MetaSection, device: torch.device) -> Callable[[nn.Module], float]:
     """AUROC of the stopping score for the recipe's task."""
     wrong = stopping.features.logits.argmax(axis=1) != stopping.labels
     if section.stop_task == "misclassification" and not 0 < wrong.sum() < len(wrong):

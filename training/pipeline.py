@@ -63,7 +63,9 @@ def report(recipe: Recipe, evaluations: Sequence[Evaluation], out: Path, display
     display.note(accuracy_line(evaluations))
     head = f"# {recipe.name} {recipe.version}\n\n{recipe.description}\n\n{accuracy_line(evaluations)}\n"
     save_text(out / "report.md", "\n".join([head, *(to_markdown(grid) for grid in grids)]))
-    display.note(f"Report: {escape(str(out / 'report.md'))}; each seed's folder holds model.onnx, evaluation.json and plots.")
+    display.note(
+        f"Report: {escape(str(out / 'report.md'))}; each seed's folder holds model.onnx, evaluation.json and plots."
+    )
 
 
 def evaluations_in(folders: Iterable[Path]) -> Iterable[Evaluation]:

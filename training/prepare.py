@@ -75,9 +75,7 @@ def prepare(recipe: Recipe, seed: int, data_dir: Path | None, display: Display) 
     )
 
 
-def strangers(
-    recipe: Recipe, test: Part, data_dir: Path | None, display: Display
-) -> dict[str, NDArray[np.uint8]]:
+def strangers(recipe: Recipe, test: Part, data_dir: Path | None, display: Display) -> dict[str, NDArray[np.uint8]]:
     """The OOD sets (N, H, W, C), the same ones for every seed as long as `test` is the same.
 
     Half of the in-distribution test set goes the same way, as `<id> (itself)`: whatever tells it from the test
@@ -114,9 +112,7 @@ def _check_pair(train: ImageSet, test: ImageSet, digests: dict[str, str]) -> Non
         )
 
 
-def _conform(
-    recipe: Recipe, title: str, source: ImageSet, indices: NDArray[np.int64], display: Display
-) -> Part:
+def _conform(recipe: Recipe, title: str, source: ImageSet, indices: NDArray[np.int64], display: Display) -> Part:
     with display.bar(f"reading {title}", len(indices)) as advance:
         images = source.conformed(recipe.input.spec, indices, advance)
     return Part(images, source.labels[indices])

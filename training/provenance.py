@@ -11,7 +11,17 @@ from service.bundle.manifest import Provenance
 from training.models import identity
 from training.recipe import Recipe
 
-_TOOLS = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "numpy", "pillow", "scikit-learn")
+_TOOLS = (
+    "torch",
+    "torchvision",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "numpy",
+    "pillow",
+    "scikit-learn",
+)
 
 
 def versions() -> dict[str, str]:

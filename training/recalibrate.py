@@ -76,7 +76,9 @@ def _read(path: Path) -> ImageSet:
         return read_folder(path, "calibration")
     name, dash, split = path.stem.rpartition("-")
     if path.suffix != ".npz" or not dash:
-        raise DataError(f"Calibration data {str(path)!r} is neither a folder of class folders nor a NAME-SPLIT.npz file.")
+        raise DataError(
+            f"Calibration data {str(path)!r} is neither a folder of class folders nor a NAME-SPLIT.npz file."
+        )
     return read_npz(path.parent, name, split)
 
 

@@ -128,9 +128,7 @@ class BaseSection(Optimisation):
     @model_validator(mode="after")
     def _weights_are_explained(self) -> Self:
         if (self.weights is None) != (self.weights_saw is None):
-            raise ValueError(
-                "weights and weights_saw belong together: say what the given weights were trained on"
-            )
+            raise ValueError("weights and weights_saw belong together: say what the given weights were trained on")
         return self
 
 
@@ -199,9 +197,7 @@ class Recipe(Section):
 def available() -> list[str]:
     """Names of the recipes that come with the package."""
     folder = resources.files("training") / "recipes"
-    return sorted(
-        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
-    )
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def load_recipe(name_or_path: str) -> Recipe:

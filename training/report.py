@@ -38,7 +38,9 @@ def ood_grid(evaluations: Sequence[Evaluation], metric: str, paper_id: str | Non
     sets = list(dict.fromkeys(row.data for row in evaluations[0].ood))
     scores = list(dict.fromkeys(row.score for row in evaluations[0].ood))
     values = {
-        (score, data): [getattr(row, metric) for e in evaluations for row in e.ood if (row.score, row.data) == (score, data)]
+        (score, data): [
+            getattr(row, metric) for e in evaluations for row in e.ood if (row.score, row.data) == (score, data)
+        ]
         for score in scores
         for data in sets
     }
@@ -46,7 +48,8 @@ def ood_grid(evaluations: Sequence[Evaluation], metric: str, paper_id: str | Non
         (score, [str(_cell(values[score, data], ood_figure(paper_id, score, data, METRICS[metric]))) for data in sets])
         for score in scores
     ]
-    return Grid(f"OOD detection, {METRICS[metric]} in %{_beside(evaluations, paper_id)}", sets, rows)
+    published = paper_id if metric != "fpr95" else None  # the paper does not report it
+    return Grid(f"OOD detection, {METRICS[metric]} in %{_beside(evaluations, published)}", sets, rows)
 
 
 def error_grid(evaluations: Sequence[Evaluation], paper_id: str | None) -> Grid:

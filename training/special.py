@@ -38,9 +38,7 @@ def gamma_terms(x: Tensor) -> GammaTerms:
     square = inverse * inverse
     log_y = y.log()
     digamma = log_y - inverse * (0.5 + inverse * (1 / 12 - square * (1 / 120 - square / 252)))
-    stirling = (
-        (y - 0.5) * log_y - y + _HALF_LOG_TWO_PI + inverse * (1 / 12 - square * (1 / 360 - square / 1260))
-    )
+    stirling = (y - 0.5) * log_y - y + _HALF_LOG_TWO_PI + inverse * (1 / 12 - square * (1 / 360 - square / 1260))
     return GammaTerms(digamma - ladder.reciprocal().sum(dim=-1), stirling - log_product)
 
 

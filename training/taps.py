@@ -50,9 +50,7 @@ class Tapped(nn.Module):
         """The output of tap `name`, if it is one that can be relied on."""
         outputs = [call.output for call in calls if call.name == name]
         if len(outputs) != 1:
-            raise ModelError(
-                f"Tap {name!r} ran {len(outputs)} times in one pass; a tap must run exactly once."
-            )
+            raise ModelError(f"Tap {name!r} ran {len(outputs)} times in one pass; a tap must run exactly once.")
         feature = outputs[0]
         if not isinstance(feature, Tensor) or feature.ndim < 2 or feature.shape[0] != batch:
             raise ModelError(

@@ -22,8 +22,7 @@ def import_torchvision() -> ModuleType:
         return _import_with_operators()
     except (ImportError, RuntimeError, OSError) as error:
         raise ExtraMissingError(
-            f"torchvision cannot be imported ({_first_line(error)}); "
-            "install it with `pip install 'qualms[train]'`."
+            f"torchvision cannot be imported ({_first_line(error)}); install it with `pip install 'qualms[train]'`."
         ) from error
 
 

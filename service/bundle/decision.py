@@ -97,9 +97,7 @@ def rank(n: int, target_fpr: float, guarantee: Guarantee) -> int:
             f"The guarantee {guarantee!r} is unknown; accepted are {' and '.join(get_args(Guarantee))}."
         )
     if not 0.0 < target_fpr < 1.0:
-        raise OperatingPointError(
-            f"The target false-alarm rate must lie strictly between 0 and 1, not {target_fpr}."
-        )
+        raise OperatingPointError(f"The target false-alarm rate must lie strictly between 0 and 1, not {target_fpr}.")
     k = _confident_rank(n, target_fpr) if guarantee == "confident" else _marginal_rank(n, target_fpr)
     if k == 0:
         raise OperatingPointError(

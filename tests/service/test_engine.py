@@ -295,9 +295,7 @@ def test_a_distribution_is_installed_or_not() -> None:
     assert not module._is_installed("no-such-distribution")
 
 
-def test_a_real_gpu_answers_like_the_cpu(
-    bundle: Bundle, draw_images: Callable[[int, int], NDArray[np.uint8]]
-) -> None:
+def test_a_real_gpu_answers_like_the_cpu(bundle: Bundle, draw_images: Callable[[int, int], NDArray[np.uint8]]) -> None:
     try:
         engine = Engine(bundle, "cuda", threads=1, max_batch=4)
     except DeviceError as error:

@@ -22,7 +22,9 @@ def test_runs_are_paired_by_seed(tiny_bundle: Path, tmp_path: Path, capsys: pyte
     bundle = open_bundle(tiny_bundle)
     for run, points in (("a", {0: 0.0, 1: 0.0, 2: 0.0}), ("b", {0: 1.0, 1: 2.0})):
         for seed, shift in points.items():
-            write_bundle(tmp_path / run / f"seed-{seed}" / "model.onnx", bundle.graph, shifted(bundle.manifest, shift, seed))
+            write_bundle(
+                tmp_path / run / f"seed-{seed}" / "model.onnx", bundle.graph, shifted(bundle.manifest, shift, seed)
+            )
     grid = compare_runs(tmp_path / "a", tmp_path / "b")
     assert "2 seed(s)" in grid.title
     assert {cell for _, cells in grid.rows for cell in cells} == {"+1.50 ± 0.50"}

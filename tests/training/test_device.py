@@ -27,9 +27,7 @@ def test_cuda_that_is_not_there_is_refused_with_the_reason(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    with pytest.raises(
-        QualmsError, match=f"Device 'cuda' was asked for, but .*{reason}; use 'cpu' or 'auto'"
-    ):
+    with pytest.raises(QualmsError, match=f"Device 'cuda' was asked for, but .*{reason}; use 'cpu' or 'auto'"):
         pick_device("cuda")
 
 

@@ -62,9 +62,7 @@ def _exact(row: NDArray[np.float32]) -> dict[str, Any]:
     expected = mpmath.digamma(total + 1) - mpmath.fsum(q * term[2] for q, term in zip(p, terms, strict=True))
     log_beta = mpmath.fsum(term[3] for term in terms) - mpmath.loggamma(total)
     differential = (
-        log_beta
-        + (total - classes) * mpmath.digamma(total)
-        - mpmath.fsum((term[0] - 1) * term[1] for term in terms)
+        log_beta + (total - classes) * mpmath.digamma(total) - mpmath.fsum((term[0] - 1) * term[1] for term in terms)
     )
     return {
         "entropy": entropy,
@@ -137,9 +135,7 @@ def test_total_uncertainty_is_epistemic_plus_aleatoric(classes: int) -> None:
     parts = found.mutual_information.double() + found.expected_entropy.double()
     np.testing.assert_allclose(parts, found.entropy.double(), rtol=0, atol=2e-6)
     np.testing.assert_allclose(found.probabilities.sum(dim=-1), 1, rtol=1e-5)
-    np.testing.assert_allclose(
-        found.max_probability.double() + found.error_probability.double(), 1, rtol=0, atol=1e-6
-    )
+    np.testing.assert_allclose(found.max_probability.double() + found.error_probability.double(), 1, rtol=0, atol=1e-6)
 
 
 def test_differential_entropy_is_scipys() -> None:
@@ -282,9 +278,7 @@ def _descend(loss: Any, classes: int) -> NDArray[np.float64]:
 @pytest.mark.parametrize("classes", [2, 10])
 def test_one_sample_overfitted_has_the_closed_form_evidence(weight: float, classes: int) -> None:
     label = classes - 1
-    found = _descend(
-        lambda z: negative_elbo(z, torch.tensor([label]), weight, uniform_prior(classes)), classes
-    )
+    found = _descend(lambda z: negative_elbo(z, torch.tensor([label]), weight, uniform_prior(classes)), classes)
     want = np.ones(classes)
     want[label] = 1 + 1 / weight
     np.testing.assert_allclose(found, want, rtol=1e-4)

@@ -128,8 +128,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """All cases, two at a time: most of each is starting Python."""
     with ThreadPoolExecutor(2) as pool:
         started = {
-            case.__name__: pool.submit(attempt, case, tmp_path_factory.mktemp(case.__name__) / "case")
-            for case in CASES
+            case.__name__: pool.submit(attempt, case, tmp_path_factory.mktemp(case.__name__) / "case") for case in CASES
         }
         return {name: future.result() for name, future in started.items()}
 

@@ -25,8 +25,7 @@ def graph_outputs(n: int, seed: int, shift: float = 0.0) -> tuple[Outputs, NDArr
     rng = np.random.default_rng(seed)
     hidden = rng.standard_normal(n) + shift
     outputs: Outputs = {
-        name: ((-1 if spec.direction == "lower" else 1) * hidden).astype(np.float32)
-        for name, spec in SPECS.items()
+        name: ((-1 if spec.direction == "lower" else 1) * hidden).astype(np.float32) for name, spec in SPECS.items()
     }
     labels = rng.integers(CLASSES, size=n)
     wrong = rng.random(n) < 1 / (1 + np.exp(3 - 2 * hidden))

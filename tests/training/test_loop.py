@@ -72,9 +72,7 @@ class Task:
             EXAMPLES, BATCH, EPOCHS, rate("cosine", 0.05, epochs=EPOCHS, steps_per_epoch=7), seed=4, clip_norm=1.0
         )
         hooks = Hooks(select=self.select, on_step=on_step)
-        return run(
-            self.model, self.optimizer, self.loss, schedule, checkpoint, fingerprint, hooks, checkpoint_steps
-        )
+        return run(self.model, self.optimizer, self.loss, schedule, checkpoint, fingerprint, hooks, checkpoint_steps)
 
 
 def assert_same_weights(left: nn.Module, right: nn.Module) -> None:
@@ -92,9 +90,7 @@ def cut_after(step: int) -> Callable[[int, float], None]:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_run_cut_off_anywhere_ends_at_the_same_weights(
-    optimizer: OptimizerName, seed: int, tmp_path: Path
-) -> None:
+def test_a_run_cut_off_anywhere_ends_at_the_same_weights(optimizer: OptimizerName, seed: int, tmp_path: Path) -> None:
     whole = Task(optimizer)
     expected = whole.train(tmp_path / "whole.pt")
     for step in sorted(random.Random(seed).sample(range(1, STEPS + 1), 3)):
@@ -189,9 +185,7 @@ def _selecting(values: list[float], tmp_path: Path) -> tuple[Progress, list[dict
 
     task = Task()
     schedule = Schedule(EXAMPLES, BATCH, len(values), lambda _: 0.05, seed=4)
-    progress = run(
-        task.model, task.optimizer, task.loss, schedule, tmp_path / "c.pt", "mine", Hooks(select=select)
-    )
+    progress = run(task.model, task.optimizer, task.loss, schedule, tmp_path / "c.pt", "mine", Hooks(select=select))
     return progress, seen, task.model
 
 
@@ -260,7 +254,7 @@ def test_gradients_are_clipped_to_the_norm(tmp_path: Path) -> None:
     assert float((before - model.weight).detach()) == pytest.approx(0.25, rel=1e-4)
 
 
-SCRIPT = '''
+SCRIPT = """
 import sys
 from pathlib import Path
 
@@ -304,7 +298,7 @@ def main(folder: Path, led: bool = False) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), led=True)
-'''
+"""
 
 
 def _kill_after(script: Path, folder: Path, steps: int) -> None:
@@ -327,9 +321,7 @@ def _kill_after(script: Path, folder: Path, steps: int) -> None:
     assert process.returncode != 0
 
 
-def test_a_killed_process_goes_on_to_the_same_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_process_goes_on_to_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
     whole, cut = tmp_path / "whole", tmp_path / "cut"

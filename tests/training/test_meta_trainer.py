@@ -152,9 +152,7 @@ def test_a_larger_kl_weight_and_a_larger_prior_show_in_the_evidence(tmp_path: Pa
 def test_the_callers_hooks_are_called(tmp_path: Path) -> None:
     steps: list[int] = []
     epochs: list[float] = []
-    hooks = Hooks(
-        on_step=lambda step, _: steps.append(step), on_epoch=lambda row: epochs.append(row["selected_on"])
-    )
+    hooks = Hooks(on_step=lambda step, _: steps.append(step), on_epoch=lambda row: epochs.append(row["selected_on"]))
     train(tmp_path, validation(), section(epochs=2), hooks=hooks)
     assert steps == list(range(1, 21))
     assert len(epochs) == 2

@@ -123,7 +123,8 @@ def test_thresholds_rest_on_the_calibration_split_by_the_exported_graph(bundle: 
     for name, values in calibration.scores.items():
         np.testing.assert_allclose(values, np.sort(outputs[name]), rtol=1e-5, atol=1e-6)
     point = flag_point(bundle.manifest)
-    assert point.flags(outputs[point.score]).sum() <= point.k - 1  # fewer where the score has ties
+    # Fewer would mean that images share the most doubtful value, beyond which the flag can never go up.
+    assert point.flags(outputs[point.score]).sum() == point.k - 1
     np.testing.assert_allclose(
         bundle.manifest.reference.class_shares, np.bincount(outputs["prediction"], minlength=4) / 1000
     )
@@ -162,7 +163,7 @@ def test_promises_are_kept_on_the_test_set(evaluation: Evaluation) -> None:
     assert {target for _, target in rows} == {0.05, 0.01}
     alarms = rows["false_alarm_rate", 0.05].realised
     assert alarms is not None
-    assert alarms < 0.065  # three standard deviations of 2,000 images above 0.05
+    assert 0 < alarms < 0.065  # three standard deviations of 2,000 images above 0.05
 
 
 def test_a_run_folder_holds_settings_report_results_and_plots(tiny_run: Path, evaluation: Evaluation) -> None:
@@ -354,7 +355,7 @@ def test_what_cannot_work_is_refused_before_anything_is_trained_or_written(
     assert not (tmp_path / "out").exists()
 
 
-MODELS = '''
+MODELS = """
 from torch import nn
 
 
@@ -364,12 +365,15 @@ def too_deep(classes):
 
 def too_many():
     return nn.Sequential(nn.MaxPool2d(8), nn.Flatten(), nn.Linear(12, 10))
-'''
+"""
 
 
 @pytest.mark.parametrize(
     ("function", "says"),
-    [("too_deep", "'mine:too_deep' cannot be run on images of 16 × 16 × 3"), ("too_many", "gives 10 logits.*4 classes")],
+    [
+        ("too_deep", "'mine:too_deep' cannot be run on images of 16 × 16 × 3"),
+        ("too_many", "gives 10 logits.*4 classes"),
+    ],
 )
 def test_a_base_that_does_not_fit_the_data_is_refused(
     function: str, says: str, tiny: Alter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

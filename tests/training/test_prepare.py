@@ -60,9 +60,7 @@ def test_splits_have_their_sizes_share_no_image_and_keep_their_labels(
     assert {name: len(part.labels) for name, part in data.parts.items()} == {**SIZES, "test": 150}
     assert_disjoint(data)
     whole = load("known", "train", data_dir)
-    label_of = {
-        image.tobytes(): label for image, label in zip(np.asarray(whole.images), whole.labels, strict=True)
-    }
+    label_of = {image.tobytes(): label for image, label in zip(np.asarray(whole.images), whole.labels, strict=True)}
     for name in SIZES:
         part = data.parts[name]
         assert [label_of[image.tobytes()] for image in part.images] == part.labels.tolist()
@@ -108,8 +106,7 @@ def test_strangers_are_the_same_for_every_seed_and_no_more_than_the_limit(
     recipe: Recipe, data_dir: Path, display: Display
 ) -> None:
     found = [
-        strangers(recipe, prepare(recipe, seed, data_dir, display).parts["test"], data_dir, display)
-        for seed in (0, 1)
+        strangers(recipe, prepare(recipe, seed, data_dir, display).parts["test"], data_dir, display) for seed in (0, 1)
     ]
     assert list(found[0]) == ["unknown", CORRUPTED, itself("known")]
     assert {name: len(images) for name, images in found[0].items()} == {
@@ -121,9 +118,7 @@ def test_strangers_are_the_same_for_every_seed_and_no_more_than_the_limit(
         np.testing.assert_array_equal(images, found[1][name])
 
 
-def test_strangers_go_through_the_models_own_preprocessing(
-    recipe: Recipe, data_dir: Path, display: Display
-) -> None:
+def test_strangers_go_through_the_models_own_preprocessing(recipe: Recipe, data_dir: Path, display: Display) -> None:
     test = prepare(recipe, 0, data_dir, display).parts["test"]
     found = strangers(recipe, test, data_dir, display)
     unknown = np.asarray(load("unknown", "test", data_dir).images)
@@ -199,9 +194,7 @@ def test_a_folder_without_splits_would_test_on_what_it_trained_on(
         prepare(_of_folder(tiny, tmp_path), 0, None, display)
 
 
-def test_classes_that_differ_between_training_and_test_are_named(
-    tiny: Alter, tmp_path: Path, display: Display
-) -> None:
+def test_classes_that_differ_between_training_and_test_are_named(tiny: Alter, tmp_path: Path, display: Display) -> None:
     _folder(tmp_path / "train", ("ape", "cat", "dog"), 10, seed=0)
     _folder(tmp_path / "test", ("cat", "dog"), 3, seed=1)
     with pytest.raises(DataError, match="same classes; they differ in ape"):

@@ -43,9 +43,7 @@ def test_the_last_step_still_learns(schedule: ScheduleName) -> None:
     assert 0 < shape(schedule)(99) < 0.01 * PEAK
 
 
-@pytest.mark.parametrize(
-    ("step", "share"), [(0, 1.0), (19, 1.0), (20, 0.1), (59, 0.1), (60, 0.001), (99, 0.001)]
-)
+@pytest.mark.parametrize(("step", "share"), [(0, 1.0), (19, 1.0), (20, 0.1), (59, 0.1), (60, 0.001), (99, 0.001)])
 def test_steps_take_the_factor_of_the_last_milestone_passed(step: int, share: float) -> None:
     found = rate("steps", PEAK, epochs=10, steps_per_epoch=10, milestones=[2, 6], factors=[0.1, 0.001])
     assert found(step) == pytest.approx(PEAK * share)

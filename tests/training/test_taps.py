@@ -156,9 +156,7 @@ def test_list_holds_only_what_can_be_tapped_in_running_order() -> None:
         ),
     ],
 )
-def test_the_choice_takes_stage_ends_and_the_penultimate_layer(
-    spec: str, size: int, expected: list[str]
-) -> None:
+def test_the_choice_takes_stage_ends_and_the_penultimate_layer(spec: str, size: int, expected: list[str]) -> None:
     base = freeze(build(spec, 10, height=size, width=size))
     assert choose_taps(base, torch.zeros(1, 3, size, size)) == expected
 

@@ -33,9 +33,7 @@ def test_datasets_transforms_and_models_work_in_a_fresh_interpreter() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "failure", [ModuleNotFoundError("No module named 'torch'"), RuntimeError("Wrong CUDA.\nMore")]
-)
+@pytest.mark.parametrize("failure", [ModuleNotFoundError("No module named 'torch'"), RuntimeError("Wrong CUDA.\nMore")])
 def test_a_torchvision_that_cannot_be_imported_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:

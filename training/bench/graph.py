@@ -38,7 +38,9 @@ def bench_graph(recipe_name: str, repeats: int, display: Display | None = None) 
         images = random_images(recipe, batch)
         times = medians({"base": _once(alone, images), "full": _once(full, images)}, repeats)
         ratios[batch] = times["full"] / times["base"]
-        table.add_row(str(batch), f"{1e3 * times['base']:.2f} ms", f"{1e3 * times['full']:.2f} ms", f"{ratios[batch]:.3f}")
+        table.add_row(
+            str(batch), f"{1e3 * times['base']:.2f} ms", f"{1e3 * times['full']:.2f} ms", f"{ratios[batch]:.3f}"
+        )
     display.console.print(table)
     display.note(f"Nodes: base alone {_nodes(alone)}, full graph {_nodes(full)}, of which scores {_nodes(scores)}.")
     display.note(f"The scores add {_score_microseconds(scores):.0f} µs at batch 1.")

@@ -61,9 +61,7 @@ class ImageSet:
     def subset(self, indices: Indices) -> "ImageSet":
         """Pick images by index, in the order given."""
         chosen = np.asarray(indices, dtype=np.int64)
-        images = (
-            tuple(self.images[i] for i in chosen) if isinstance(self.images, tuple) else self.images[chosen]
-        )
+        images = tuple(self.images[i] for i in chosen) if isinstance(self.images, tuple) else self.images[chosen]
         return ImageSet(self.name, self.split, images, self.labels[chosen], self.classes)
 
     def conformed(

@@ -22,18 +22,14 @@ def read_folder(root: Path, split: str) -> ImageSet:
     the same labels and order.
     """
     if not root.is_dir():
-        raise DataError(
-            f"Data folder {root} does not exist; a folder with one folder of images a class is needed."
-        )
+        raise DataError(f"Data folder {root} does not exist; a folder with one folder of images a class is needed.")
     top = root / split if _has_folders(root / split) else root
     classes = _class_folders(top)
     paths, labels = [], []
     for label, folder in enumerate(classes):
         images = list(_images(folder))
         if not images:
-            raise DataError(
-                f"Class folder {folder} has no images; remove it or add images ({', '.join(SUFFIXES)})."
-            )
+            raise DataError(f"Class folder {folder} has no images; remove it or add images ({', '.join(SUFFIXES)}).")
         paths += images
         labels += [label] * len(images)
     names = tuple(folder.name for folder in classes)

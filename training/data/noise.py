@@ -80,9 +80,7 @@ NOISES: Mapping[str, Noise] = MappingProxyType(
 )
 
 
-def apply_noise(
-    images: NDArray[np.uint8], kinds: Sequence[str], rng: np.random.Generator
-) -> NDArray[np.uint8]:
+def apply_noise(images: NDArray[np.uint8], kinds: Sequence[str], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Apply the named noises one after the other, in the order given."""
     for kind in kinds:
         if kind not in NOISES:

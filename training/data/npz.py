@@ -40,9 +40,7 @@ def write_npz(folder: Path, images: ImageSet) -> Path:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with partial.open("wb") as file:
-            np.savez(
-                file, images=np.asarray(images.images), labels=images.labels, classes=np.array(images.classes)
-            )
+            np.savez(file, images=np.asarray(images.images), labels=images.labels, classes=np.array(images.classes))
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -55,8 +53,7 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
             missing = [key for key in _KEYS if key not in archive]
             if missing:
                 raise DataError(
-                    f"File {path} is malformed: "
-                    f"it has no {' and no '.join(missing)}; needed are {', '.join(_KEYS)}."
+                    f"File {path} is malformed: it has no {' and no '.join(missing)}; needed are {', '.join(_KEYS)}."
                 )
             return {key: archive[key] for key in _KEYS}
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
@@ -78,8 +75,7 @@ def _check_types(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
         if not good:
             array = arrays[key]
             raise DataError(
-                f"File {path} is malformed: "
-                f"{key} is {array.dtype} of shape {array.shape}; accepted is {accepted}."
+                f"File {path} is malformed: {key} is {array.dtype} of shape {array.shape}; accepted is {accepted}."
             )
 
 

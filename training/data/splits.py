@@ -13,9 +13,7 @@ SPLITS = ("train", "validation", "fit", "calibration")
 """Base and meta-model | early stopping | how scores are combined | thresholds and p-values."""
 
 
-def make_splits(
-    n: int, sizes: Mapping[str, int] | Mapping[str, float], seed: int
-) -> dict[str, NDArray[np.int64]]:
+def make_splits(n: int, sizes: Mapping[str, int] | Mapping[str, float], seed: int) -> dict[str, NDArray[np.int64]]:
     """Divide 0 … n − 1 into disjoint random splits, each a sorted array of exactly the size asked for.
 
     `sizes` are either counts (int) or fractions of n (float); their order does not matter.

@@ -74,7 +74,6 @@ def _find_function(spec: str) -> Callable[..., object]:
     if not callable(function):
         names = [name for name, value in vars(module).items() if callable(value)]
         raise ModelError(
-            f"Model {spec!r}: module {module_name!r} has no function {function_name!r}"
-            f"{nearest(function_name, names)}"
+            f"Model {spec!r}: module {module_name!r} has no function {function_name!r}{nearest(function_name, names)}"
         )
     return function

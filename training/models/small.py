@@ -17,8 +17,7 @@ class SmallNet(nn.Module):
         super().__init__()
         if min(height, width) < SMALLEST:
             raise ModelError(
-                f"The small net was given images of {height}x{width} pixels; "
-                f"it takes {SMALLEST}x{SMALLEST} or more."
+                f"The small net was given images of {height}x{width} pixels; it takes {SMALLEST}x{SMALLEST} or more."
             )
         self.conv1 = nn.Conv2d(channels, 8, kernel_size=3, padding=1)
         self.relu1 = nn.ReLU()

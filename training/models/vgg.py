@@ -17,9 +17,7 @@ class VGG16(nn.Module):
     def __init__(self, classes: int, channels: int = 3, height: int = 32, width: int = 32) -> None:
         super().__init__()
         if min(height, width) < SCALE:
-            raise ModelError(
-                f"VGG16 was given images of {height}x{width} pixels; it takes {SCALE}x{SCALE} or more."
-            )
+            raise ModelError(f"VGG16 was given images of {height}x{width} pixels; it takes {SCALE}x{SCALE} or more.")
         self.block1 = _block(channels, BLOCKS[0])
         self.block2 = _block(BLOCKS[0][-1], BLOCKS[1])
         self.block3 = _block(BLOCKS[1][-1], BLOCKS[2])

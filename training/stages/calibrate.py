@@ -25,7 +25,9 @@ def run(context: RunContext) -> None:
         write_bundle(context.bundle_file, graph, _manifest(context, graph))
         context.record("calibrate", _mark(context))
     bundle = open_bundle(context.bundle_file)
-    context.display.note(f"  {bundle.manifest.calibration.n:,} held-out images; wrote {escape(str(context.bundle_file))}")
+    context.display.note(
+        f"  {bundle.manifest.calibration.n:,} held-out images; wrote {escape(str(context.bundle_file))}"
+    )
 
 
 def is_done(context: RunContext) -> bool:

@@ -17,7 +17,9 @@ def run(context: RunContext) -> None:
         context.must_make("calibrate")
     bundle = open_bundle(context.bundle_file)
     recipe = context.recipe
-    mark = fingerprint(bundle.manifest.graph_sha256, context.data.record, recipe.data.model_dump(), recipe.report_targets)
+    mark = fingerprint(
+        bundle.manifest.graph_sha256, context.data.record, recipe.data.model_dump(), recipe.report_targets
+    )
     if context.done("evaluate", mark, context.folder / "evaluation.json") and bundle.manifest.evaluation:
         return
     context.must_make("evaluate")

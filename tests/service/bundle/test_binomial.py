@@ -91,9 +91,7 @@ def test_the_cdf_takes_no_nonsense(n: int, p: float) -> None:
         binomial_cdf(0, n, p)
 
 
-@pytest.mark.parametrize(
-    ("errors", "n"), [(0, 1), (0, 59), (0, 299), (3, 10), (9, 10), (12, 4_000), (700, 100_000)]
-)
+@pytest.mark.parametrize(("errors", "n"), [(0, 1), (0, 59), (0, 299), (3, 10), (9, 10), (12, 4_000), (700, 100_000)])
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.999])
 def test_the_upper_bound_is_clopper_pearsons(errors: int, n: int, confidence: float) -> None:
     interval = stats.binomtest(errors, n, alternative="less").proportion_ci(confidence)

@@ -97,9 +97,7 @@ def test_the_marginal_rank_is_not_fooled_by_rounding(target_fpr: float, n: int, 
 
 
 @pytest.mark.parametrize(("guarantee", "needed"), [("confident", 299), ("marginal", 99)])
-def test_too_small_a_calibration_set_is_refused_with_the_size_that_would_do(
-    guarantee: Guarantee, needed: int
-) -> None:
+def test_too_small_a_calibration_set_is_refused_with_the_size_that_would_do(guarantee: Guarantee, needed: int) -> None:
     with pytest.raises(OperatingPointError) as refusal:
         rank(needed - 1, 0.01, guarantee)
     assert str(refusal.value) == (
@@ -110,9 +108,7 @@ def test_too_small_a_calibration_set_is_refused_with_the_size_that_would_do(
 
 
 @given(st.integers(2, 999), st.sampled_from(GUARANTEES))
-def test_the_size_a_refusal_names_is_the_smallest_that_is_not_refused(
-    per_mille: int, guarantee: Guarantee
-) -> None:
+def test_the_size_a_refusal_names_is_the_smallest_that_is_not_refused(per_mille: int, guarantee: Guarantee) -> None:
     target_fpr = per_mille / 1000
     with pytest.raises(OperatingPointError) as refusal:
         rank(0, target_fpr, guarantee)
@@ -139,9 +135,7 @@ def test_an_absurdly_small_target_is_refused_like_any_other(target_fpr: float, g
 
 
 def test_an_unknown_guarantee_is_refused_with_those_accepted() -> None:
-    with pytest.raises(
-        OperatingPointError, match="'certain' is unknown; accepted are confident and marginal"
-    ):
+    with pytest.raises(OperatingPointError, match="'certain' is unknown; accepted are confident and marginal"):
         rank(1_000, 0.05, "certain")  # type: ignore[arg-type]
 
 
@@ -222,9 +216,7 @@ def test_the_marginal_rate_is_at_most_the_target_on_average(n: int, target_fpr: 
 
 
 @pytest.mark.parametrize(("n", "target_fpr"), [(299, 0.01), (500, 0.05), (300, 0.2)])
-def test_the_confident_rate_exceeds_the_target_for_at_most_a_twentieth_of_the_sets(
-    n: int, target_fpr: float
-) -> None:
+def test_the_confident_rate_exceeds_the_target_for_at_most_a_twentieth_of_the_sets(n: int, target_fpr: float) -> None:
     draws = 4_000
     misses = (uniform_rates(n, target_fpr, "confident", draws, seed=2) > target_fpr).mean()
     expected = binomial_cdf(rank(n, target_fpr, "confident") - 1, n, target_fpr)

@@ -96,9 +96,7 @@ def test_other_formats_are_unsupported(kind: str) -> None:
     assert caught.value.reason == "unsupported"
 
 
-@pytest.mark.parametrize(
-    "data", [b"hello", b"%PDF-1.7", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"\0" * 100]
-)
+@pytest.mark.parametrize("data", [b"hello", b"%PDF-1.7", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"\0" * 100])
 def test_bytes_that_are_no_image_are_unsupported(data: bytes) -> None:
     with pytest.raises(ImageError) as caught:
         decode(data)
@@ -238,14 +236,10 @@ def test_integer_tiff_on_the_sixteen_bit_scale_is_read() -> None:
 
 def test_float_tiff_in_unit_range_is_scaled() -> None:
     values = (pixels(8, 6) / 255).astype(np.float32)
-    np.testing.assert_array_equal(
-        preprocess(encode(Image.fromarray(values), "TIFF"), GREY)[..., 0], pixels(8, 6)
-    )
+    np.testing.assert_array_equal(preprocess(encode(Image.fromarray(values), "TIFF"), GREY)[..., 0], pixels(8, 6))
 
 
-@pytest.mark.parametrize(
-    "bad", [np.float32(1.5), np.float32(-0.1), np.float32("nan"), np.int32(70_000), np.int32(-1)]
-)
+@pytest.mark.parametrize("bad", [np.float32(1.5), np.float32(-0.1), np.float32("nan"), np.int32(70_000), np.int32(-1)])
 def test_values_of_unknown_scale_are_refused(bad: Any) -> None:
     values = np.full((8, 6), bad)
     with pytest.raises(ImageError, match="pixel values outside 0 to") as caught:

@@ -24,10 +24,7 @@ def test_only_confidence_and_evidence_point_downwards() -> None:
 
 
 def test_each_score_says_what_kind_of_uncertainty_it_is() -> None:
-    kinds = {
-        kind: {name for name, score in SCORES.items() if score.kind == kind}
-        for kind in ("total", "aleatoric")
-    }
+    kinds = {kind: {name for name, score in SCORES.items() if score.kind == kind} for kind in ("total", "aleatoric")}
     assert kinds["total"] == {"entropy", "max_probability", "error_probability"}
     assert kinds["aleatoric"] == {"expected_entropy"}
 

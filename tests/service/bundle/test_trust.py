@@ -75,9 +75,7 @@ def test_tally_follows_its_definition() -> None:
 
 def test_the_last_threshold_before_the_first_failure_is_returned() -> None:
     found = risk_threshold(
-        evidence(
-            [100, 200, 300, 400, 500, 600, 700, 800, 900, 1000], [0, 0, 1, 4, 9, 40, 60, 80, 90, 99], 1000
-        ),
+        evidence([100, 200, 300, 400, 500, 600, 700, 800, 900, 1000], [0, 0, 1, 4, 9, 40, 60, 80, 90, 99], 1000),
         target_risk=0.05,
     )
     assert found == 0.5
@@ -181,9 +179,7 @@ def test_a_value_that_is_not_a_finite_number_is_never_trusted(direction: Directi
 
 def test_equal_thresholds_count_the_same_images() -> None:
     thresholds = np.array([0.1, 0.2, 0.3, 0.3, 0.3, 0.6, 0.7, 0.8, 0.9, 1.0])
-    counts = evidence(
-        [100, 200, 500, 500, 500, 600, 700, 800, 900, 999], [0] * 5 + [500] * 5, 1000, TENTHS, thresholds
-    )
+    counts = evidence([100, 200, 500, 500, 500, 600, 700, 800, 900, 999], [0] * 5 + [500] * 5, 1000, TENTHS, thresholds)
     made = trust_point(counts, score="entropy", direction="higher", target_risk=0.05)
     assert (made.threshold, made.accepted) == (0.3, 0.5)
 

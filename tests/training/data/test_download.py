@@ -171,9 +171,7 @@ def test_omniglot_arrives_sorted(mirror: Mirror, monkeypatch: pytest.MonkeyPatch
     for folder in ("images_background", "images_evaluation"):
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as archive:
-            for value, name in enumerate(
-                ["Z/character02/2.png", "Z/character01/1.png", "A/character01/3.png"]
-            ):
+            for value, name in enumerate(["Z/character02/2.png", "Z/character01/1.png", "A/character01/3.png"]):
                 image = io.BytesIO()
                 Image.new("1", (105, 105), value % 2).save(image, "PNG")
                 archive.writestr(f"{folder}/{name}", image.getvalue())
@@ -195,9 +193,7 @@ def test_the_mirror_may_come_from_the_environment(
     assert len(load("mnist", "train", tmp_path)) == 4
 
 
-def test_what_is_there_is_not_fetched_again(
-    mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_is_there_is_not_fetched_again(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     serve_mnist(mirror, monkeypatch, "mnist", "MNIST")
     paths = download("mnist", tmp_path, mirror.address)
     mirror.asked.clear()
@@ -250,8 +246,6 @@ def test_a_folder_that_cannot_be_made_is_named(mirror: Mirror, tmp_path: Path) -
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match="'imagenet' cannot be downloaded; accepted are mnist, fashion_mnist"
-    ) as caught:
+    with pytest.raises(DataError, match="'imagenet' cannot be downloaded; accepted are mnist, fashion_mnist") as caught:
         download("imagenet", tmp_path)
     assert all(name in str(caught.value) for name in NAMES)

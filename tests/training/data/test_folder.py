@@ -58,9 +58,7 @@ def test_a_folder_a_split_is_used_where_it_exists(pets: Path, tmp_path: Path) ->
 
 def test_a_missing_split_says_what_is_accepted(tmp_path: Path) -> None:
     paint(tmp_path / "train/cat/a.png")
-    with pytest.raises(
-        DataError, match="holds the folder cat; accepted are FOLDER/CLASS/IMAGE and FOLDER/SPLIT"
-    ):
+    with pytest.raises(DataError, match="holds the folder cat; accepted are FOLDER/CLASS/IMAGE and FOLDER/SPLIT"):
         read_folder(tmp_path, "test")
 
 

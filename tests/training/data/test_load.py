@@ -15,9 +15,7 @@ from training.errors import DataError
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
-    write_npz(
-        tmp_path, ImageSet("mnist", "test", np.zeros((2, 4, 4), np.uint8), np.array([0, 1]), ("a", "b"))
-    )
+    write_npz(tmp_path, ImageSet("mnist", "test", np.zeros((2, 4, 4), np.uint8), np.array([0, 1]), ("a", "b")))
     return tmp_path
 
 
@@ -42,9 +40,7 @@ def test_npz_files_come_from_the_folder_given_or_from_the_environment(
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_no_folder_at_all_says_every_way_to_give_one(
-    monkeypatch: pytest.MonkeyPatch, value: str | None
-) -> None:
+def test_no_folder_at_all_says_every_way_to_give_one(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
     monkeypatch.delenv("QUALMS_DATA", raising=False)
     if value is not None:
         monkeypatch.setenv("QUALMS_DATA", value)

@@ -99,5 +99,7 @@ def test_corrupt_is_permutation_blur_contrast(images: NDArray[np.uint8]) -> None
 
 
 def test_an_unknown_noise_is_named_before_any_work(images: NDArray[np.uint8]) -> None:
-    with pytest.raises(DataError, match="'fog' is not known; accepted are permutation, blur, contrast, shuffle, mosaic"):
+    with pytest.raises(
+        DataError, match="'fog' is not known; accepted are permutation, blur, contrast, shuffle, mosaic"
+    ):
         apply_noise(images, ["blur", "fog"], rng())

@@ -85,9 +85,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         ({"classes": np.array(["cat", "dog"], dtype=object)}, "no npz file of plain arrays"),
     ],
 )
-def test_a_malformed_file_is_named_with_what_is_wrong(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_a_malformed_file_is_named_with_what_is_wrong(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     store(tmp_path, **changes)
     with pytest.raises(DataError, match=rf"pets-test\.npz is malformed: .*{message}"):
         read_npz(tmp_path, "pets", "test")

@@ -28,9 +28,7 @@ def test_sets_are_drawn_by_name() -> None:
 
 
 def test_train_and_test_share_no_image() -> None:
-    seen, unseen = (
-        {image.tobytes() for image in np.asarray(draw("shapes", split).images)} for split in SETS["shapes"]
-    )
+    seen, unseen = ({image.tobytes() for image in np.asarray(draw("shapes", split).images)} for split in SETS["shapes"])
     assert not seen & unseen
 
 

@@ -25,9 +25,7 @@ def save(tmp_path: Path, content: object) -> Path:
 
 @pytest.mark.parametrize("wrap", [None, "state_dict", "model"])
 @pytest.mark.parametrize("prefix", ["", "module."])
-def test_a_state_dict_is_read_bare_wrapped_or_from_data_parallel(
-    tmp_path: Path, wrap: str | None, prefix: str
-) -> None:
+def test_a_state_dict_is_read_bare_wrapped_or_from_data_parallel(tmp_path: Path, wrap: str | None, prefix: str) -> None:
     source, target = small(1), small(2)
     state = {prefix + name: tensor for name, tensor in source.state_dict().items()}
     load_weights(target, save(tmp_path, state if wrap is None else {wrap: state, "epoch": 3}))

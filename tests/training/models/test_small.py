@@ -30,7 +30,5 @@ def test_learns_to_tell_two_halves_apart() -> None:
 
 
 def test_too_small_an_image_is_refused_by_name() -> None:
-    with pytest.raises(
-        ModelError, match=r"small net was given images of 3x16 pixels; it takes 4x4 or more\."
-    ):
+    with pytest.raises(ModelError, match=r"small net was given images of 3x16 pixels; it takes 4x4 or more\."):
         SmallNet(10, height=3)
