@@ -136,7 +136,7 @@ class PredictEndpoint:
         spec = model.bundle.manifest.input
         if sum(map(_bytes, inputs)) <= INLINE_BYTES:
             try:
-                return _conform(inputs, spec, INLINE_PIXELS)
+                return _conform(inputs, spec, min(INLINE_PIXELS, self._settings.max_pixels))
             except Problem as problem:
                 if problem.kind is not Kind.TOO_LARGE:
                     raise
@@ -168,10 +168,23 @@ def _conform(
             if isinstance(given, bytes):
                 images.append(preprocess(given, spec, max_pixels=max_pixels))
             else:
+                _check_pixels(given, max_pixels)
                 images.append(preprocess_array(given, spec))
         except ImageError as error:
             raise from_error(error, f"images[{place}]") from error
+        except Exception as error:  # Pillow raises nearly anything on hostile images, after decoding too
+            _log.warning("an image could not be converted", exc_info=error)
+            damaged = ImageError(f"The image is damaged: its pixels cannot be converted ({type(error).__name__}).")
+            raise from_error(damaged, f"images[{place}]") from error
     return images
+
+
+def _check_pixels(pixels: NDArray[np.uint8], max_pixels: int) -> None:
+    height, width = pixels.shape[:2]
+    if height * width > max_pixels:
+        raise ImageError(
+            f"The image has {width:,} × {height:,} pixels; at most {max_pixels:,} are accepted.", reason="too_large"
+        )
 
 
 def _leaving(receive: Any) -> Any:

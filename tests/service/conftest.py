@@ -275,7 +275,8 @@ class _Bridge(httpx.BaseTransport):
         response = await self._transport.handle_async_request(
             httpx.Request(request.method, request.url, headers=request.headers, content=request.content)
         )
-        return httpx.Response(response.status_code, headers=response.headers, content=await response.aread())
+        content = httpx.ByteStream(await response.aread())
+        return httpx.Response(response.status_code, headers=response.headers, stream=content)
 
 
 def _started(
