@@ -107,6 +107,7 @@ class Batcher:
         self._ready: deque[Job] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._waking = False
         self._rows_waiting = 0
         self._rows_decoding = 0
         self._running_until = 0.0
@@ -171,8 +172,17 @@ class Batcher:
         with self._wake:
             self._ready.append(job)
             self._rows_waiting += len(images)
-            self._wake.notify()
+        # Once for all that one pass of the loop brings: woken for each, the runner would take the core from the loop
+        # after the first, and run batches of one or two while dozens wait to be read.
+        if not self._waking:
+            self._waking = True
+            self._loop.call_soon(self._notify)
         return job.future
+
+    def _notify(self) -> None:
+        self._waking = False
+        with self._wake:
+            self._wake.notify()
 
     # The runner's thread.
 

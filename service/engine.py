@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import metadata
 from typing import Any, Literal
 
@@ -36,9 +37,13 @@ class CostCurve:
 
     def __call__(self, rows: int) -> float:
         """Seconds for one batch of `rows`; beyond the largest measured size, in proportion."""
-        if rows > self.sizes[-1]:
-            return self.seconds[-1] * rows / self.sizes[-1]
-        return float(np.interp(rows, self.sizes, self.seconds))
+        table = self._table
+        return table[rows] if rows < len(table) else table[-1] * rows / self.sizes[-1]
+
+    @cached_property
+    def _table(self) -> list[float]:
+        """Seconds by rows: admission looks here twice a request."""
+        return [float(value) for value in np.interp(range(self.sizes[-1] + 1), self.sizes, self.seconds)]
 
 
 class Engine:

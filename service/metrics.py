@@ -4,6 +4,7 @@ Decisions are counted at the model's default operating point whatever a request 
 something. All state hangs on the registry that is passed in.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from typing import Any, TypeVar
@@ -71,6 +72,7 @@ class BatchHistogram(Collector):
     def __init__(self, name: str, text: str, labels: dict[str, str], bounds: Sequence[float]) -> None:
         self._name, self._text, self._labels = name, text, labels
         self._bounds = np.array(sorted(set(bounds)))
+        self._bound_list = self._bounds.tolist()
         self._counts = np.zeros(len(self._bounds) + 1, np.int64)
         self._sum = 0.0
 
@@ -79,6 +81,11 @@ class BatchHistogram(Collector):
         places = np.searchsorted(self._bounds, values, side="left")
         self._counts += np.bincount(places, minlength=len(self._counts))
         self._sum += float(values.sum(where=np.isfinite(values)))  # what is not finite would stay in it for ever
+
+    def observe_one(self, value: float) -> None:
+        """Count one value, without making an array of it."""
+        self._counts[bisect_left(self._bound_list, value)] += 1
+        self._sum += value
 
     def collect(self) -> Iterable[Metric]:
         """For the registry."""

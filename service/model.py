@@ -1,6 +1,5 @@
 """One model being served: its file, its engine, its queue, its rules and its metrics."""
 
-import numpy as np
 from prometheus_client import CollectorRegistry
 
 from service.batcher import Answer, Batch, Batcher
@@ -25,8 +24,8 @@ class ServedModel:
 
     def count_answer(self, answer: Answer, decode_seconds: float) -> None:
         """Count what one request waited for."""
-        self.metrics.queue_seconds.observe(np.array([answer.waited]))
-        self.metrics.decode_seconds.observe(np.array([decode_seconds]))
+        self.metrics.queue_seconds.observe_one(answer.waited)
+        self.metrics.decode_seconds.observe_one(decode_seconds)
 
     def _count(self, batch: Batch) -> None:
         _, verdicts = self.writer.verdicts(batch, DEFAULT)

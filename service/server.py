@@ -116,6 +116,7 @@ def serve(settings: Settings) -> None:
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # nothing here looks at the client's address
         backlog=_BACKLOG,
         timeout_graceful_shutdown=max(1, int(settings.grace_seconds - settings.drain_seconds - _LINGER_SECONDS)),
     )
