@@ -340,8 +340,7 @@ def service_process(
         def start(
             model: Path = bundle.path, *, ready: bool = True, **settings: object
         ) -> tuple[subprocess.Popen[str], str]:
-            port = settings.pop("port", None) or free_port()
-            chosen = {"port": port, "device": "cpu", "threads": 1, "decode_threads": 1, **settings}
+            chosen = {"port": free_port(), "device": "cpu", "threads": 1, "decode_threads": 1, **settings}
             variables = {name: value for name, value in os.environ.items() if not name.startswith("QUALMS_")}
             variables |= {f"QUALMS_{name.upper()}": str(value) for name, value in chosen.items()}
             script = Path(sysconfig.get_path("scripts")) / "qualms"
@@ -356,7 +355,7 @@ def service_process(
                 )
             )
             stack.callback(process.kill)
-            url = f"http://127.0.0.1:{port}"
+            url = f"http://127.0.0.1:{chosen['port']}"
             give_up = time.monotonic() + PATIENCE
             while ready and not _is_ready(url):
                 assert process.poll() is None, process.communicate()[1]

@@ -24,6 +24,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from PIL import Image
 from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from service.problems import MEDIA_TYPE
@@ -46,8 +47,12 @@ def client(start_service: Callable[..., httpx.Client]) -> httpx.Client:
 
 
 def check(response: httpx.Response) -> None:
-    """A reply is a whole prediction or a problem, and never the service's own fault."""
-    assert response.status_code < 500, response.text
+    """A reply is a whole prediction or a problem, and never the service's own fault.
+
+    A request that gives itself some milliseconds may miss them.
+    """
+    hurried = response.status_code == 504 and "x-request-timeout" in response.request.headers
+    assert response.status_code < 500 or hurried, response.text
     if response.status_code == 200:
         PredictReply.model_validate_json(response.content)
     else:
@@ -60,7 +65,7 @@ def check(response: httpx.Response) -> None:
 # By the document
 
 
-OPERATIONS = [("/predict", "POST", mode, 0.45) for mode in GenerationMode]
+OPERATIONS = [("/predict", "POST", mode, 0.49) for mode in GenerationMode]
 OPERATIONS += [
     (path, "GET", GenerationMode.POSITIVE, 0.02)
     for path in ("/models", "/models/{name}", "/metrics", "/livez", "/readyz")
@@ -84,18 +89,18 @@ def test_every_reply_to_what_the_document_allows_or_forbids_is_as_it_says(
         suppress_health_check=list(HealthCheck),
     )
     @given(operation.as_strategy(generation_mode=mode))
-    def send(case: Case) -> None:
+    def send(case: Case[Any]) -> None:
         described = case.as_transport_kwargs(base_url="http://service")
-        prepared = requests.Request(**described).prepare()
-        assert prepared.method is not None
-        assert prepared.url is not None
+        prepared: Any = requests.Request(**described).prepare()
         headers = {name: value.encode("latin-1") for name, value in prepared.headers.items()}
         response = client.request(prepared.method, prepared.url, headers=headers, content=prepared.body)
         statuses[response.status_code] += 1
-        # That a string is the base64 of an image, no schema can say.
-        case.validate_response(response, excluded_checks=[positive_data_acceptance])
+        # No schema can say that a string is the base64 of an image; 5xx are our own check's business.
+        case.validate_response(response, excluded_checks=[positive_data_acceptance, not_a_server_error])
         if path == "/predict":
             check(response)
+        else:
+            assert response.status_code < 500
 
     send()
     print(f"{mode} {method} {path}: {statuses.total()} cases, {dict(statuses)}")
@@ -151,7 +156,7 @@ def spliced(rng: Random) -> Request:
 
 
 def random_bytes(rng: Random) -> Request:
-    return raw(rng.bytes(rng.integers(0, 4000)))
+    return raw(rng.bytes(int(rng.integers(0, 4000))))
 
 
 def random_after_a_signature(rng: Random) -> Request:
@@ -164,7 +169,7 @@ def random_after_a_signature(rng: Random) -> Request:
         b"MM\0*",
         b"RIFF\0\0\0\0WEBPVP8 ",
     )
-    return raw(signatures[rng.integers(len(signatures))] + rng.bytes(rng.integers(0, 500)))
+    return raw(signatures[rng.integers(len(signatures))] + rng.bytes(int(rng.integers(0, 500))))
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -228,7 +233,7 @@ def wrong_type(rng: Random) -> Request:
 
 def other_file(rng: Random) -> Request:
     files = (b"%PDF-1.7\n", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"PK\3\4", b"\0\0\0\x1cftypavif", b"8BPS\0\1")
-    return raw(files[rng.integers(len(files))] + rng.bytes(rng.integers(0, 200)))
+    return raw(files[rng.integers(len(files))] + rng.bytes(int(rng.integers(0, 200))))
 
 
 def form(rng: Random) -> Request:
