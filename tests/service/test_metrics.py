@@ -50,7 +50,7 @@ def test_a_histogram_counts_many_values_as_one_by_one() -> None:
     histogram = BatchHistogram("h", "text", {"model": "m"}, [1.0, 0.5, 0.5])
     registry.register(histogram)
     histogram.observe(np.array([0.25, 0.5, 0.75, 1.0, 7.0]))
-    histogram.observe(np.array([0.5]))
+    histogram.observe_one(0.5)
     buckets = [registry.get_sample_value("h_bucket", {"model": "m", "le": bound}) for bound in ("0.5", "1.0", "+Inf")]
     assert buckets == [3, 5, 6]
     assert registry.get_sample_value("h_count", {"model": "m"}) == 6

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 import time
+import zlib
 from collections.abc import Callable, Coroutine, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -313,6 +314,17 @@ def test_the_image_that_is_wrong_among_several_is_named(
     good = encode(picture)
     assert problem(send_form(client, good, good, good[:50], good)).field == "images[2]"
     assert problem(send_form(client, good, b"nonsense")).field == "images[1]"
+
+
+def test_an_image_that_fails_only_once_it_is_decoded_is_the_senders_mistake(
+    client: httpx.Client, encode: Encode
+) -> None:
+    data = encode(np.zeros((6, 5), np.uint8))
+    header = data[12:29].replace(bytes([8, 0, 0, 0, 0]), bytes([8, 3, 0, 0, 0]))  # colours of a palette, and none there
+    broken = data[:12] + header + zlib.crc32(header).to_bytes(4, "big") + data[33:]
+    found = problem(send(client, broken))
+    assert (found.status, found.field) == (400, "images[0]")
+    assert "damaged" in found.detail
 
 
 def test_limits_are_413_and_say_what_they_are(start_service: Start, encode: Encode, picture: NDArray[np.uint8]) -> None:
