@@ -21,6 +21,7 @@ _EXTRAS = {
     "sklearn": "train",
     "scipy": "train",
     "matplotlib": "train",
+    "mpmath": "train",
 }
 """which extra brings which module"""
 

@@ -324,7 +324,7 @@ def test_an_image_that_fails_only_once_it_is_decoded_is_the_senders_mistake(
     broken = data[:12] + header + zlib.crc32(header).to_bytes(4, "big") + data[33:]
     found = problem(send(client, broken))
     assert (found.status, found.field) == (400, "images[0]")
-    assert "damaged" in found.detail
+    assert "its pixels cannot be converted" in found.detail
 
 
 def test_limits_are_413_and_say_what_they_are(start_service: Start, encode: Encode, picture: NDArray[np.uint8]) -> None:
