@@ -16,6 +16,7 @@ from service.bundle.errors import QualmsError
 from service.bundle.file import Bundle, open_bundle
 from service.cpu import available_cores
 from service.engine import Engine
+from service.logs import access
 from service.metrics import ServiceMetrics
 from service.model import ServedModel
 from service.openapi import describe
@@ -132,4 +133,9 @@ class _Edge:
         if problem is not None:
             code = problem.status
             await send_problem(send, problem, request_id, self._state.closing_headers)
-        self._metrics.answered(route_name(scope["path"]), code, time.monotonic() - started)
+        route, seconds = route_name(scope["path"]), time.monotonic() - started
+        self._metrics.answered(route, code, seconds)
+        if route not in ("health", "metrics"):  # probes and scrapes would bury the rest
+            access(
+                _log, request_id=request_id, method=scope["method"], route=route, status=code, duration_ms=1e3 * seconds
+            )

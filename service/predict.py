@@ -19,6 +19,7 @@ from service.bodies import ClientDisconnected, ImageInput, Limits, parse_images,
 from service.bundle.errors import ImageError, OperatingPointError
 from service.bundle.input_spec import InputSpec
 from service.bundle.preprocess import preprocess, preprocess_array
+from service.logs import access
 from service.metrics import REASONS, ServiceMetrics
 from service.model import ServedModel
 from service.problems import Kind, Problem, from_error, send_problem
@@ -30,6 +31,8 @@ from service.state import ServiceState
 INLINE_BYTES = 32 * 1024
 INLINE_PIXELS = 96 * 96
 """what is decoded on the event loop: at most about a quarter of a millisecond"""
+PARSED_AT_ONCE = 256 * 1024
+"""bytes of a body that is parsed on the event loop"""
 
 _log = logging.getLogger("qualms.predict")
 
@@ -68,7 +71,10 @@ class PredictEndpoint:
             await send_problem(send, problem, request_id, self._state.closing_headers)
         seconds = time.monotonic() - started
         self._metrics.answered("predict", code, seconds)
-        _log.debug("predict", extra={"request_id": request_id, "status": code, "duration_ms": 1e3 * seconds})
+        if code != 200 or _log.isEnabledFor(
+            logging.DEBUG
+        ):  # good answers are counted; a line for each is for debugging
+            access(_log, request_id=request_id, method="POST", route="predict", status=code, duration_ms=1e3 * seconds)
 
     async def _answer(
         self, scope: Any, headers: dict[bytes, bytes], request_id: str, started: float, receive: Any, send: Any
@@ -77,7 +83,7 @@ class PredictEndpoint:
         asked = parse_query(scope["query_string"])
         deadline = started + self._timeout(headers)
         body = await read_body(scope["headers"], receive, self._limits.body_bytes)
-        inputs = parse_images(headers.get(b"content-type", b""), body, self._limits)
+        inputs = await self._parse(headers.get(b"content-type", b""), body)
         try:
             model.decider.rule(asked)  # an operating point that cannot be supported costs no inference
             model.batcher.admit(len(inputs), deadline)
@@ -131,6 +137,13 @@ class PredictEndpoint:
         if not 0 < seconds < math.inf:
             raise Problem.invalid("X-Request-Timeout", text.decode("latin-1"), "a positive number of seconds")
         return seconds
+
+    async def _parse(self, content_type: bytes, body: bytes) -> list[ImageInput]:
+        """The images of a body; a large one, which may be JSON that takes long to read, is parsed by the pool."""
+        if len(body) <= PARSED_AT_ONCE:
+            return parse_images(content_type, body, self._limits)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, parse_images, content_type, body, self._limits)
 
     async def _decode(self, inputs: list[ImageInput], model: ServedModel, deadline: float) -> list[NDArray[np.uint8]]:
         spec = model.bundle.manifest.input
