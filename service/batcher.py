@@ -245,6 +245,8 @@ class Batcher:
             except Exception as error:
                 result = error
             self._running_until = 0.0
+        else:
+            self._idle_since = 0.0  # all that waited was dropped, so nothing waits
         self._loop.call_soon_threadsafe(self._deliver, jobs, dropped, result)
 
     # The event loop again.
