@@ -9,7 +9,9 @@ from service.bundle.embedded import resolve
 from service.bundle.file import open_bundle
 from training.evaluate_bundle import evaluate_bundle
 
-pytestmark = pytest.mark.skipif(not os.environ.get("QUALMS_DATA"), reason="QUALMS_DATA names no folder of real data sets")
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("QUALMS_DATA"), reason="QUALMS_DATA names no folder of real data sets"
+)
 
 
 def test_the_manifests_figures_come_out_again() -> None:
