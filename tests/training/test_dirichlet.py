@@ -1,6 +1,5 @@
 """The Dirichlet maths against arithmetic of forty digits, in PyTorch and through the exported ONNX graph."""
 
-import warnings
 from functools import lru_cache
 from typing import Any
 
@@ -13,10 +12,10 @@ import scipy.special
 import scipy.stats
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
+from training.bench.scores import scores_model
 from training.dirichlet import DirichletScores, kl_divergence, negative_elbo, scores
-from training.export import OPSET
 
 CLASS_COUNTS = (2, 10, 100, 1000)
 LOWEST, HIGHEST = np.log(1e-6), np.log(1e6)
@@ -144,28 +143,7 @@ def test_differential_entropy_is_scipys() -> None:
     np.testing.assert_allclose(found, [scipy.stats.dirichlet(row).entropy() for row in alpha], rtol=1e-5)
 
 
-@lru_cache(maxsize=8)
-def exported(classes: int) -> bytes:
-    """z (N, K) float32 → all scores, as ONNX."""
-
-    class Module(nn.Module):
-        def forward(self, z: Tensor) -> DirichletScores:
-            return scores(z)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            Module().eval(),
-            (torch.zeros(2, classes),),
-            dynamo=True,
-            verbose=False,
-            opset_version=OPSET,
-            input_names=["z"],
-            output_names=list(DirichletScores._fields),
-            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-        )
-    assert program is not None
-    return bytes(program.model_proto.SerializeToString())
+exported = lru_cache(maxsize=8)(scores_model)
 
 
 @pytest.mark.parametrize("classes", CLASS_COUNTS)
