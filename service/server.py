@@ -15,19 +15,15 @@ from types import FrameType
 import uvicorn
 
 from service.app import create_app
-from service.bundle.errors import QualmsError
+from service.http import JoiningProtocol
+from service.listener import BACKLOG, listen, take_waiting, turn_away
 from service.logs import configure
 from service.settings import Settings
 from service.state import ServiceState
 
-_BACKLOG = 2048
-_LINGER_SECONDS = 0.5
+_LINGER_SECONDS = 1.0
 """how long the last connections have to send the request they were opened for"""
 _log = logging.getLogger("qualms.server")
-
-
-class ListenError(QualmsError):
-    """The address cannot be listened on."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -40,6 +36,7 @@ class DrainingServer(uvicorn.Server):
         self._close_at: float | None = None
         self._told = False
         self.failure: Exception | None = None
+        state.in_progress = lambda: len(self.server_state.tasks)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The signal handler: uvicorn would remember the signal and die of it after a clean stop."""
@@ -75,14 +72,14 @@ class DrainingServer(uvicorn.Server):
     async def _take_last(self, sockets: list[socket.socket]) -> None:
         """Close the listeners, but not on those who wait to be accepted: the kernel would reset them."""
         kept = [listener.dup() for listener in sockets]
+        for listener in kept:
+            turn_away(listener)
         for server in self.servers:
             server.close()
         waiting = []
         for listener in kept:
             with listener:
-                listener.setblocking(False)
-                while (found := _accept(listener)) is not None:
-                    waiting.append(found)
+                waiting += take_waiting(listener)
         for connection in waiting:
             await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
 
@@ -110,14 +107,14 @@ def serve(settings: Settings) -> None:
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=JoiningProtocol,
         lifespan="on",
         ws="none",
         access_log=False,
         log_config=None,
         server_header=False,
         proxy_headers=False,  # nothing here looks at the client's address
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
         timeout_graceful_shutdown=max(1, int(settings.grace_seconds - settings.drain_seconds - _LINGER_SECONDS)),
     )
     server = DrainingServer(config, state, settings.drain_seconds)
@@ -127,24 +124,3 @@ def serve(settings: Settings) -> None:
         server.run([listener])
     if server.failure is not None:
         raise server.failure
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; ListenError says why there is none, where uvicorn would only log it."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        reason = (str(error.strerror) or str(error)).partition(" (")[0].lower()
-        raise ListenError(
-            f"Port {port} of {host} cannot be listened on: {reason}; set QUALMS_HOST and QUALMS_PORT to a free address."
-        ) from None
-
-
-def _accept(listener: socket.socket) -> socket.socket | None:
-    try:
-        connection, _ = listener.accept()
-    except OSError:
-        return None
-    connection.setblocking(False)
-    return connection

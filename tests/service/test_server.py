@@ -15,11 +15,9 @@ import pytest
 from numpy.typing import NDArray
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from service.bundle.errors import QualmsError
 from service.bundle.file import Bundle, write_bundle
 from service.bundle.manifest import Manifest
 from service.predict import _leaving
-from service.server import ListenError, listen
 
 PATIENCE = 30.0
 Process = subprocess.Popen[str]
@@ -156,13 +154,6 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_2(service_process: Start) -
     )
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1"])
-def test_an_address_that_is_not_this_machines_is_a_sentence(host: str) -> None:
-    with pytest.raises(ListenError, match=f"^Port 8000 of {host} cannot be listened on: .*; set QUALMS_HOST and"):
-        listen(host, 8000)
-    assert issubclass(ListenError, QualmsError)
-
-
 # Stopping
 
 
@@ -291,6 +282,17 @@ def test_a_signal_right_after_the_start_ends_the_process_too(
 
 
 # What is relied on of uvicorn
+
+
+def test_a_body_that_does_not_arrive_in_time_is_408_and_holds_nobody(service_process: Start, image: bytes) -> None:
+    _, url = service_process(request_timeout_seconds=0.2)
+    slow = Halfway(url, image)
+    reply = slow.reply()
+    assert reply.status == 408
+    assert reply.getheader("connection") == "close"
+    assert json.loads(reply.read())["detail"] == "The body did not arrive within the request's 0.2 s."
+    slow.close()
+    assert 'qualms_rejected_total{reason="slow"} 1.0' in get(f"{url}/metrics").text
 
 
 def test_uvicorns_cycle_says_whether_its_client_has_left() -> None:
