@@ -1,6 +1,7 @@
 """Servers as processes of their own, each on its core, that end with the benchmark whatever happens to it."""
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import FrameType
@@ -70,9 +72,32 @@ def pinned(core: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+@dataclass(frozen=True)
+class Started:
+    """A server that is ready."""
+
+    url: str
+    pid: int
+
+    def memory(self) -> int | None:
+        """Bytes that it holds in memory now; None where the system does not tell, or it has ended."""
+        try:
+            pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
+        except (OSError, LookupError):
+            return None
+        return int(pages) * resource.getpagesize()
+
+
 @contextmanager
 def server(arguments: Callable[[int], list[str]], core: int | None) -> Iterator[str]:
     """Run `python ARGUMENTS(port)` on a core; yields its address once /readyz says 200, and ends it afterwards."""
+    with start(arguments, core) as started:
+        yield started.url
+
+
+@contextmanager
+def start(arguments: Callable[[int], list[str]], core: int | None) -> Iterator[Started]:
+    """The same, for who wants to know the process as well."""
     port = _free_port()
     url = f"http://{HOST}:{port}"
     with tempfile.TemporaryFile() as errors:
@@ -82,7 +107,7 @@ def server(arguments: Callable[[int], list[str]], core: int | None) -> Iterator[
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
         try:
             _wait_until_ready(url, process, errors)
-            yield url
+            yield Started(url, process.pid)
         finally:
             _stop(process)
 
