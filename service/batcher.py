@@ -1,11 +1,14 @@
 """Batching without waiting: an idle runner takes what is there; while it runs, requests gather for the next run.
 
-Everything but the run itself happens on the event loop, so no state is locked except the queue between loop and
-runner. Rows are counted, not requests. A request whose deadline the queue cannot meet is refused on arrival, by
-the cost curve measured at warm-up; one that expired or whose client left is dropped before it is run.
+What one pass of the event loop brings is decoded in one go, which is quicker than between reading and answering. A run
+that is short is made on the loop itself, where it costs less than a hand-over to the runner's thread and back; a long
+one goes to that thread. Rows are counted, not requests. A request
+whose deadline the queue cannot meet is refused on arrival, by the cost curve measured at warm-up; one that expired or
+whose client left is dropped before it is run.
 """
 
 import asyncio
+import logging
 import math
 import threading
 import time
@@ -13,17 +16,24 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from service.cpu import yield_to_other_threads
 from service.engine import CostCurve
 
+SHORT_SECONDS = 0.005
+"""a run up to this long is made on the event loop: about what reading and answering its requests takes there"""
 _ADAPTS = 0.1
 """how fast the estimate of slowness follows what is seen"""
+_CAUTION = 1.5
+"""a queue filled up to the deadline would make everybody late as soon as anything takes longer than foreseen"""
 _SLOWEST = 20.0
 """one stall must not close the door for long"""
+
+_log = logging.getLogger("qualms.batcher")
 
 
 class Overloaded(Exception):  # noqa: N818
@@ -46,6 +56,10 @@ class Draining(Exception):  # noqa: N818
     """The service is stopping and takes nothing new."""
 
 
+Decode: TypeAlias = Callable[[], list[NDArray[np.uint8]]]
+"""makes the images, each (H, W, C), that a request is about"""
+
+
 class Runner(Protocol):
     """What the batcher needs of an engine."""
 
@@ -61,17 +75,28 @@ class Runner(Protocol):
 class Job:
     """One request's images on their way through the queue."""
 
-    images: list[NDArray[np.uint8]]
+    decode: "Decode"
+    rows: int
     deadline: float
     """on the clock of time.monotonic"""
     gone: Callable[[], bool]
     """whether the client has left"""
     future: "asyncio.Future[Answer]"
     queued: float
+    images: list[NDArray[np.uint8]] = field(default_factory=list)
+    decode_seconds: float = 0.0
     dropped_for: Expired | Left | None = None
 
+    def dead(self, ends: float) -> bool:
+        """Whether there is nobody, or by the time it `ends` no time, left to answer; `dropped_for` says which."""
+        if self.gone() or self.future.cancelled():
+            self.dropped_for = Left()
+        elif self.deadline < ends:
+            self.dropped_for = Expired()
+        return self.dropped_for is not None
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Batch:
     """What one run gave, shared by all requests in it."""
 
@@ -83,7 +108,7 @@ class Batch:
     """room for what is worked out once for the whole batch"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """A request's share of a batch: rows start … start + count."""
 
@@ -91,6 +116,8 @@ class Answer:
     start: int
     count: int
     waited: float
+    """seconds from queueing to the start of the run, without its own decoding"""
+    decode_seconds: float = 0.0
 
 
 class Batcher:
@@ -101,15 +128,30 @@ class Batcher:
         engine: Runner,
         *,
         on_batch: Callable[[Batch], None] | None = None,
+        short_seconds: float = SHORT_SECONDS,
+        decode_threads: int = 1,
+        in_progress: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`in_progress` tells how many requests the server has read and not answered, if it can."""
         self._engine = engine
+        self._in_progress = in_progress
+        self._decode_threads = decode_threads
+        self._short_seconds = short_seconds
         self._on_batch = on_batch or (lambda _: None)
+        self._arrived: deque[Job] = deque()
         self._ready: deque[Job] = deque()
         self._wake = threading.Condition()
         self._stopping = False
-        self._waking = False
+        self._resting = True
+        """whether the thread waits for work"""
+        self._seen = 0
+        """requests that had arrived at the last look"""
+        self._due = False
+        """whether `_pass` is about to run"""
         self._rows_waiting = 0
         self._rows_decoding = 0
+        self._decode_seconds = 0.0
+        """of an image that was decoded elsewhere, lately"""
         self._running_until = 0.0
         self._slowness = 1.0
         self._idle_since = 0.0
@@ -120,6 +162,7 @@ class Batcher:
         """Start the runner's thread; results arrive on the event loop this is called on."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+        yield_to_other_threads()
 
     async def stop(self) -> None:
         """Run what was admitted, then end the thread."""
@@ -134,89 +177,182 @@ class Batcher:
         return self._rows_waiting
 
     def predicted_wait(self, rows: int) -> float:
-        """Seconds until `rows` more would be answered: what runs now, what waits, and they themselves.
+        """Seconds until `rows` more would be answered: what is decoded or runs now, what waits, and they themselves.
 
         Only runs can tell that slowness has passed, so it is never a reason to refuse what would run alone.
         """
-        ahead = self._rows_waiting + self._rows_decoding
+        ahead = self._ahead()
         full, rest = divmod(ahead + rows, self._engine.max_batch)
-        queued = full * self._engine.cost(self._engine.max_batch) + (self._engine.cost(rest) if rest else 0.0)
+        queued = self._engine.cost(rest) if rest else 0.0
+        if full:
+            queued += full * self._engine.cost(self._engine.max_batch)
         if not ahead and not self._running_until:
             return queued
-        return max(0.0, self._running_until - time.monotonic()) + self._slowness * queued
+        decoding = self._rows_decoding * self._decode_seconds / self._decode_threads
+        return decoding + max(0.0, self._running_until - time.monotonic()) + self._slowness * queued
+
+    def _ahead(self) -> int:
+        """Rows that are before a new request, whether they wait, are decoded, or were read and not looked at yet."""
+        return max(self._rows_waiting + self._rows_decoding, self._in_progress() - 1)
 
     @contextmanager
     def decoding(self, rows: int) -> Iterator[None]:
-        """Count rows that are on their way to the queue, so that those who come after know of them."""
+        """Count rows that others decode for the queue, so that those who come after know of them."""
         self._rows_decoding += rows
         try:
             yield
         finally:
             self._rows_decoding -= rows
 
+    def decoded(self, rows: int, seconds: float) -> None:
+        """Hear how long it took to decode `rows` elsewhere, without waiting for a thread."""
+        self._decode_seconds += _ADAPTS * (seconds / rows - self._decode_seconds)
+
     def admit(self, rows: int, deadline: float) -> None:
         """Refuse what cannot be answered in time: before it is decoded, and again when it is queued."""
         if self._stopping:
             raise Draining
-        late = time.monotonic() + self.predicted_wait(rows) - deadline
+        caution = _CAUTION if self._ahead() or self._running_until else 1.0
+        late = time.monotonic() + caution * self.predicted_wait(rows) - deadline
         if late > 0:
             raise Overloaded(max(1, math.ceil(late)))
 
     def submit(
-        self, images: list[NDArray[np.uint8]], deadline: float, gone: Callable[[], bool]
+        self, decode: Decode, rows: int, deadline: float, gone: Callable[[], bool], *, alone: bool = False
     ) -> "asyncio.Future[Answer]":
-        """Queue decoded images; the future holds their share of a batch, or raises Expired or Left."""
-        self.admit(len(images), deadline)
+        """Queue `rows` images; the future holds their share of a batch, or raises Expired, Left or what `decode` did.
+
+        Who knows that no other request can come with the same pass of the loop says `alone`, and need not wait for it.
+        """
+        self.admit(rows, deadline)
         assert self._loop is not None
-        job = Job(images, deadline, gone, self._loop.create_future(), time.monotonic())
+        job = Job(decode, rows, deadline, gone, self._loop.create_future(), time.monotonic())
+        if alone and self._idle and self._engine.cost(rows) <= self._short_seconds:
+            if self._decoded(job, job.queued):
+                self._deliver([job], [], self._run([job]))
+            return job.future
+        self._arrived.append(job)
         with self._wake:
-            self._ready.append(job)
-            self._rows_waiting += len(images)
-        # Once for all that one pass of the loop brings: woken for each, the runner would take the core from the loop
-        # after the first, and run batches of one or two while dozens wait to be read.
-        if not self._waking:
-            self._waking = True
-            self._loop.call_soon(self._notify)
+            self._rows_waiting += rows
+        self._soon()
         return job.future
 
-    def _notify(self) -> None:
-        self._waking = False
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing waits or runs."""
+        return self._resting and not self._rows_waiting
+
+    def _soon(self) -> None:
+        """Look at the queue once for all that one pass of the loop brings.
+
+        After each request, the first would run alone while dozens wait to be read.
+        """
+        if not self._due:
+            self._due = True
+            assert self._loop is not None
+            self._loop.call_soon(self._pass)
+
+    def _pass(self) -> None:
+        """Decode what arrived and run it, if that is short and the thread rests; else running is the thread's."""
+        self._due = False
+        if self._gathering():
+            self._soon()
+            return
+        ready = self._decode_arrived()
         with self._wake:
-            self._wake.notify()
+            self._ready.extend(ready)
+            here = self._resting and self._engine.cost(self._next_rows()) <= self._short_seconds
+            if here:
+                jobs, dropped = self._take()
+            else:
+                self._wake.notify()
+        if here:
+            self._deliver(jobs, dropped, self._run(jobs))
+        if self._arrived or (here and self._ready):  # but not before others had their turn on the loop
+            self._soon()
+
+    def _gathering(self) -> bool:
+        """Whether to look once more, because the loop's last pass brought several requests and may bring others.
+
+        Nothing waits idly: a pass that brings nothing new is the last, and a lone request does not cause another.
+        """
+        more = len(self._arrived) > max(1, self._seen) and self._rows_waiting < self._engine.max_batch
+        self._seen = len(self._arrived) if more else 0
+        return more
+
+    def _decode_arrived(self) -> list[Job]:
+        """Decode about a batch of what arrived."""
+        ready, rows, gone = list[Job](), 0, 0
+        now = time.monotonic()
+        while self._arrived and rows < self._engine.max_batch:
+            job = self._arrived.popleft()
+            if self._decoded(job, now):
+                ready.append(job)
+                rows += job.rows
+            else:
+                gone += job.rows
+            now += job.decode_seconds
+        with self._wake:
+            self._rows_waiting -= gone
+        return ready
+
+    def _decoded(self, job: Job, now: float) -> bool:
+        """Decode a request's images; if that is impossible, or nobody waits for it any more, the request hears so."""
+        if job.dead(now):
+            assert job.dropped_for is not None
+            _fail(job, job.dropped_for)
+            return False
+        try:
+            job.images = job.decode()
+        except Exception as error:
+            _fail(job, error)
+            return False
+        finally:
+            job.decode_seconds = time.monotonic() - now
+        return True
+
+    def _next_rows(self) -> int:
+        """Rows of the batch that would be taken now, or a few more."""
+        if not self._ready:
+            return 0
+        return max(self._ready[0].rows, min(self._rows_waiting, self._engine.max_batch))
 
     # The runner's thread.
 
     def _work(self) -> None:
         while True:
             with self._wake:
+                self._resting = True
                 while not self._ready and not self._stopping:
                     self._idle_since = 0.0
                     self._wake.wait()
                 if not self._ready:
                     return
+                self._resting = False
                 jobs, dropped = self._take()
-            self._run(jobs, dropped)
+            result = self._run(jobs)
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._deliver, jobs, dropped, result)
 
     def _take(self) -> tuple[list[Job], list[Job]]:
         """Live jobs up to the cap, at least one, and the dead ones met on the way."""
         now, rows = time.monotonic(), 0
+        slowness = self._slowness if len(self._ready) > 1 else 1.0  # as in `predicted_wait`
+        ends = now + slowness * self._engine.cost(self._next_rows())
         taken: list[Job] = []
         dropped: list[Job] = []
         while self._ready:
             job = self._ready[0]
-            if job.gone() or job.future.cancelled():
-                job.dropped_for = Left()
-            elif job.deadline < now:
-                job.dropped_for = Expired()
-            elif taken and rows + len(job.images) > self._engine.max_batch:
+            dead = job.dead(ends)
+            if not dead and taken and rows + job.rows > self._engine.max_batch:
                 break
             self._ready.popleft()
-            self._rows_waiting -= len(job.images)
-            if job.dropped_for is None:
-                taken.append(job)
-                rows += len(job.images)
-            else:
+            self._rows_waiting -= job.rows
+            if dead:
                 dropped.append(job)
+            else:
+                taken.append(job)
+                rows += job.rows
         if taken:
             self._running_until = now + self._slowness * self._engine.cost(rows)
         return taken, dropped
@@ -231,42 +367,50 @@ class Batcher:
         self._slowness += _ADAPTS * (min(max(ratio, 1.0), _SLOWEST) - self._slowness)
         self._idle_since = ended if more else 0.0
 
-    def _run(self, jobs: list[Job], dropped: list[Job]) -> None:
-        assert self._loop is not None
-        result: Batch | Exception | None = None
-        if jobs:
-            try:
-                images = np.stack([image for job in jobs for image in job.images])
-                started = time.monotonic()
-                outputs = self._engine.run(images)
-                ended = time.monotonic()
-                result = Batch(outputs, ended - started, len(images), started)
-                self._learn(len(images), started, ended, more=bool(self._ready))
-            except Exception as error:
-                result = error
-            self._running_until = 0.0
-        else:
+    def _run(self, jobs: list[Job]) -> Batch | Exception | None:
+        """One batch, on whichever thread calls this."""
+        if not jobs:
             self._idle_since = 0.0  # all that waited was dropped, so nothing waits
-        self._loop.call_soon_threadsafe(self._deliver, jobs, dropped, result)
+            self._slowness += _ADAPTS * (1.0 - self._slowness)  # or a wrong estimate would drop everything for ever
+            return None
+        try:
+            images = np.array([image for job in jobs for image in job.images])
+            started = time.monotonic()
+            outputs = self._engine.run(images)
+            ended = time.monotonic()
+            self._learn(len(images), started, ended, more=bool(self._ready) or self._in_progress() > len(jobs))
+            return Batch(outputs, ended - started, len(images), started)
+        except Exception as error:
+            return error
+        finally:
+            self._running_until = 0.0
 
     # The event loop again.
 
     def _deliver(self, jobs: list[Job], dropped: list[Job], result: Batch | Exception | None) -> None:
         for job in dropped:
             assert job.dropped_for is not None
-            if not job.future.done():
-                job.future.set_exception(job.dropped_for)
-        if isinstance(result, Batch):
-            try:
-                self._on_batch(result)
-            except Exception as error:  # whoever waits must hear of it
-                result = error
+            _fail(job, job.dropped_for)
         start = 0
         for job in jobs:
-            count = len(job.images)
-            if not job.future.done():
-                if isinstance(result, Batch):
-                    job.future.set_result(Answer(result, start, count, result.started - job.queued))
-                elif result is not None:
-                    job.future.set_exception(result)
-            start += count
+            if isinstance(result, Exception):
+                _fail(job, result)
+            elif result is not None and not job.future.done():
+                waited = result.started - job.queued - job.decode_seconds
+                job.future.set_result(Answer(result, start, job.rows, waited, job.decode_seconds))
+            start += job.rows
+        if isinstance(result, Batch):
+            assert self._loop is not None
+            # Replies are made in the loop's next pass and sent in the one after it; nobody waits for what comes then.
+            self._loop.call_soon(self._loop.call_soon, self._count, result)
+
+    def _count(self, batch: Batch) -> None:
+        try:
+            self._on_batch(batch)
+        except Exception:
+            _log.exception("a batch could not be counted")
+
+
+def _fail(job: Job, error: Exception) -> None:
+    if not job.future.done():
+        job.future.set_exception(error)

@@ -5,7 +5,7 @@ bytes of a file, or pixels. A raw image body, the common case, is passed on as i
 """
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -63,14 +63,14 @@ class ClientDisconnected(Exception):  # noqa: N818  # nothing went wrong here
     """The client left before its body had arrived, so there is nobody to answer."""
 
 
-async def read_body(headers: Iterable[tuple[bytes, bytes]], receive: Receive, max_bytes: int) -> bytes:
+async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
     """Receive the whole body; one that is announced as too large is refused before it is read.
 
     A body that comes in one message, as small ones do, is returned without a copy.
     """
-    for name, value in headers:
-        if name == b"content-length" and _length(value) > max_bytes:
-            raise _too_large(max_bytes)
+    announced = headers.get(b"content-length")
+    if announced is not None and _length(announced) > max_bytes:
+        raise _too_large(max_bytes)
     chunks, size, more = [], 0, True
     while more:
         message = await receive()

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from service.bundle.errors import ExtraMissingError, QualmsError
+from service.demo.cli import app as demo
 
 _EXTRAS = {
     "onnxruntime": "cpu",
@@ -35,6 +36,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(demo)
 
 
 def _print_version(wanted: bool) -> None:
@@ -105,8 +107,20 @@ def bench(
         typer.Option(help="Requests at a time; may be given again.", min=1, max=4096, show_default="1, 8, 64"),
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also show where the time goes.")] = False,
+    overload: Annotated[
+        float | None,
+        typer.Option(help="Instead: offer 3 times what the service can do, for so many seconds.", min=1.0, max=3600.0),
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option(help="With --overload: seconds in which each request is to be answered.", min=0.01, max=60)
+    ] = 0.5,
 ) -> None:
     """Compare the service with the machine's limit and with a plain FastAPI server; without MODEL, the default's."""
+    if overload is not None:
+        from service.bench.overload import overload as attack
+
+        attack(target, seconds=overload, deadline=deadline)
+        return
     from service.bench.run import CONCURRENCIES
     from service.bench.run import bench as run
 

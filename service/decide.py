@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle.decision import OperatingPoint, p_values
+from service.bundle.decision import OperatingPoint, p_values_ranks
 from service.bundle.errors import OperatingPointError
 from service.bundle.manifest import Manifest
 from service.bundle.operate import accept_point, flag_point
@@ -35,7 +35,7 @@ class Rule:
     """why there is no trust threshold, where there is none"""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Verdicts:
     """What a rule says about N images; every array is (N,)."""
 
@@ -96,9 +96,10 @@ def judge(rule: Rule, outputs: dict[str, NDArray[Any]]) -> Verdicts:
     """Apply a rule to the graph's outputs."""
     values = outputs[rule.flag.score]
     trusted = outputs[rule.trust_score]
+    ranks = rule.calibration.searchsorted(doubt(values, rule.flag.direction))
     return Verdicts(
-        flags=rule.flag.flags(values),
-        p_values=p_values(doubt(values, rule.flag.direction), rule.calibration),
+        flags=rule.flag.flags_ranks(ranks),
+        p_values=p_values_ranks(ranks, rule.flag.n),
         values=values,
         accepts=None if rule.trust is None else rule.trust.accepts(trusted),
         trust_values=trusted,

@@ -1,6 +1,7 @@
 """A model on a device: loaded, checked against its golden vectors, warm, and with a known cost."""
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,9 +50,18 @@ class CostCurve:
 class Engine:
     """One ONNX Runtime session; `run` may be called from one thread at a time."""
 
-    def __init__(self, bundle: Bundle, device: Device = "cpu", threads: int | None = None, max_batch: int = 64) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        device: Device = "cpu",
+        threads: int | None = None,
+        max_batch: int = 64,
+        longest_run: float = math.inf,
+    ) -> None:
+        """Batches hold at most `max_batch` images, fewer where that many would take over `longest_run` seconds."""
         self.bundle = bundle
         self.max_batch = max_batch
+        self._longest_run = longest_run
         threads = threads or available_cores()
         session, provider = _open(bundle.graph, device, threads)
         try:
@@ -69,7 +79,8 @@ class Engine:
         _check_names([given.name for given in session.get_inputs()], self.outputs, self.bundle)
         try:
             check_golden(self.run_all, self.bundle.manifest)
-            self.cost = self._measure(self.max_batch)
+            self.cost = self._measure()
+            self.max_batch = self.cost.sizes[-1]
         except QualmsError:
             raise
         except Exception as error:  # ONNX Runtime has no common class for what a run may raise
@@ -77,17 +88,27 @@ class Engine:
 
     def run(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
         """Outputs in the order of `self.outputs` for images (N, H, W, C)."""
-        values: list[NDArray[Any]] = self.session.run(None, {INPUT: images})
+        values: list[NDArray[Any]] = self.session.run(self.outputs, {INPUT: images})
         return values
 
     def run_all(self, images: NDArray[np.uint8]) -> Outputs:
         """Outputs by name."""
         return dict(zip(self.outputs, self.run(images), strict=True))
 
-    def _measure(self, max_batch: int) -> CostCurve:
-        """Median time of a few runs at each power of two: warms every size up and learns what it costs."""
-        sizes = sorted({min(1 << power, max_batch) for power in range(max_batch.bit_length() + 1)})
-        return CostCurve(tuple(sizes), tuple(_increasing([self._time(size) for size in sizes])))
+    def _measure(self) -> CostCurve:
+        """Median time of a few runs at each power of two: warms every size up and learns what it costs.
+
+        It stops at the first size that takes too long, and batches stay below that.
+        """
+        most = self.max_batch
+        sizes, seconds = list[int](), list[float]()
+        for size in sorted({min(1 << power, most) for power in range(most.bit_length() + 1)}):
+            taken = self._time(size)
+            if sizes and taken > self._longest_run:
+                break
+            sizes.append(size)
+            seconds.append(taken)
+        return CostCurve(tuple(sizes), tuple(_increasing(seconds)))
 
     def _time(self, size: int) -> float:
         images = np.zeros((size, *self.bundle.manifest.input.shape), np.uint8)

@@ -6,6 +6,7 @@ named, not written out: pixels never reach a log.
 
 import json
 import logging
+import math
 import sys
 from datetime import UTC, datetime
 from itertools import islice
@@ -93,6 +94,23 @@ class JsonHandler(logging.Handler):
             self._stream.flush()
         except Exception:
             self.handleError(record)
+
+
+class Rarely:
+    """Counts what happens often, and says when a line about it is due."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._count = 0
+        self._next = -math.inf
+
+    def due(self, now: float) -> int:
+        """Count one more; how many there were since the last line if it is time for another, else 0."""
+        self._count += 1
+        if now < self._next:
+            return 0
+        count, self._count, self._next = self._count, 0, now + self._seconds
+        return count
 
 
 def _dumps(document: dict[str, object]) -> bytes:

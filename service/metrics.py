@@ -5,7 +5,7 @@ something. All state hangs on the registry that is passed in.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
@@ -18,20 +18,23 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from service.bundle.decision import p_values
 from service.bundle.file import Bundle
+from service.bundle.manifest import Manifest
 from service.decide import Rule, Verdicts
 
-M = TypeVar("M", Counter, Gauge)
+M = TypeVar("M", bound=Collector)
 
 MAX_CLASS_LABELS = 100
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 P_VALUES = tuple(round(0.05 * step, 2) for step in range(1, 21))
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROUTES = ("predict", "models", "metrics", "health", "docs", "other")
-CODES = (200, 400, 413, 415, 422, 429, 499, 500, 503, 504)
+CODES = (200, 400, 408, 413, 415, 422, 429, 499, 500, 503, 504)
 """of predictions; 499 is nobody's reply: the client left first"""
 REASONS = {
     400: "malformed",
+    408: "slow",
     413: "too_large",
     415: "unsupported",
     422: "invalid",
@@ -41,6 +44,9 @@ REASONS = {
 }
 UNAVAILABLE = ("loading", "draining")
 """the reasons of a 503"""
+_ROWS_KEPT = 256
+_BATCHES_KEPT = 16
+"""as much is counted together, unless the registry is read before: more would hold a request up for too long"""
 OPEN_METRICS = "application/openmetrics-text"
 
 
@@ -76,6 +82,11 @@ class BatchHistogram(Collector):
         self._counts = np.zeros(len(self._bounds) + 1, np.int64)
         self._sum = 0.0
 
+    @property
+    def bounds(self) -> list[float]:
+        """The buckets' upper ends, without the infinite one."""
+        return list(self._bound_list)
+
     def observe(self, values: NDArray[Any]) -> None:
         """Count values (N,); a bucket holds what is at most its bound."""
         places = np.searchsorted(self._bounds, values, side="left")
@@ -95,6 +106,17 @@ class BatchHistogram(Collector):
         buckets = [(bound, float(total)) for bound, total in zip(bounds, totals, strict=True)]
         family.add_metric(list(self._labels.values()), buckets, self._sum)
         return [family]
+
+
+class _Settler(Collector):
+    """Has what was kept counted before the registry reads any figure."""
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        self._settle = settle
+
+    def collect(self) -> Iterable[Metric]:
+        self._settle()
+        return []
 
 
 class ServiceMetrics:
@@ -147,6 +169,9 @@ class ModelMetrics:
         self._registry, self._collectors = registry, list[Collector]()
         self.labels = {"model": manifest.name, "version": manifest.version}
         self._classes = manifest.classes if len(manifest.classes) <= MAX_CLASS_LABELS else ["any"]
+        self._kept: list[tuple[dict[str, NDArray[Any]], Verdicts]] = []
+        self._rows_kept = 0
+        registry.register(self._keep(_Settler(self.settle)))  # first, so that it is asked first
         self.queue_seconds = self._histogram(
             "queue_duration_seconds", "From queueing to the start of the run.", SECONDS
         )
@@ -163,6 +188,7 @@ class ModelMetrics:
             "Mutual information; buckets at reference quantiles.",
             _not_negative(quantiles["mutual_information"]),
         )
+        self._reference(bundle.manifest, rule)
         self._predictions = self._counter("predictions", "Predictions by class and flag.", "class", "ood")
         self._ood = self._counter("ood", "Images flagged.").labels(**self.labels)
         self._untrusted = self._counter("untrusted", "Predictions not to be trusted.").labels(**self.labels)
@@ -178,22 +204,45 @@ class ModelMetrics:
         self._gauge("provider_info", "Where it runs.", provider=provider).set(1)
 
     def observe(self, outputs: dict[str, NDArray[Any]], verdicts: Verdicts, seconds: float) -> None:
-        """Count one batch."""
-        rows = len(verdicts.flags)
-        self.inference_seconds.observe(np.array([seconds]))
-        self.batch_size.observe(np.array([rows]))
-        self.p_value.observe(verdicts.p_values)
-        self.total.observe(outputs["entropy"])
-        self.epistemic.observe(outputs["mutual_information"])
-        classes = outputs["prediction"] if len(self._classes) > 1 else np.zeros(rows, np.int64)
-        pairs, counts = np.unique(2 * classes + verdicts.flags, return_counts=True)
+        """Count one batch: at once what is said of it as a whole, at the latest when it is asked for the rest."""
+        self.inference_seconds.observe_one(seconds)
+        self.batch_size.observe_one(len(verdicts.flags))
+        self._kept.append((outputs, verdicts))
+        self._rows_kept += len(verdicts.flags)
+        if self._rows_kept >= _ROWS_KEPT or len(self._kept) >= _BATCHES_KEPT:
+            self.settle()
+
+    def settle(self) -> None:
+        """Count what was kept: array operations cost the same for one row as for hundreds."""
+        if not self._kept:
+            return
+        kept, self._kept, self._rows_kept = self._kept, [], 0
+
+        def joined(name: str) -> NDArray[Any]:
+            return np.concatenate([outputs[name] for outputs, _ in kept])
+
+        flags = np.concatenate([verdicts.flags for _, verdicts in kept])
+        self.p_value.observe(np.concatenate([verdicts.p_values for _, verdicts in kept]))
+        self.total.observe(joined("entropy"))
+        self.epistemic.observe(joined("mutual_information"))
+        classes = joined("prediction") if len(self._classes) > 1 else np.zeros(len(flags), np.int64)
+        pairs, counts = np.unique(2 * classes + flags, return_counts=True)
         for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
             self._cells[pair // 2][pair % 2].inc(count)
-        flagged = int(verdicts.flags.sum())
-        if flagged:
-            self._ood.inc(flagged)
-        if verdicts.accepts is not None and (refused := rows - int(verdicts.accepts.sum())):
-            self._untrusted.inc(refused)
+        self._ood.inc(int(flags.sum()))
+        accepts = [verdicts.accepts for _, verdicts in kept if verdicts.accepts is not None]
+        if accepts:
+            self._untrusted.inc(int((~np.concatenate(accepts)).sum()))
+
+    def _reference(self, manifest: Manifest, rule: Rule) -> None:
+        """The calibration images in the same buckets, ties and rounding included: what live traffic should look like."""
+        scores = manifest.calibration.scores
+        for name, live, values in (
+            ("p_value", self.p_value, p_values(rule.calibration, rule.calibration)),
+            ("total_uncertainty", self.total, scores["entropy"]),
+            ("epistemic_uncertainty", self.epistemic, scores["mutual_information"]),
+        ):
+            self._histogram(f"{name}_reference", f"{name} of the calibration images.", live.bounds).observe(values)
 
     def close(self) -> None:
         """Unregister everything of this model."""

@@ -1,5 +1,7 @@
 """One model being served: its file, its engine, its queue, its rules and its metrics."""
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry
 
 from service.batcher import Answer, Batch, Batcher
@@ -13,13 +15,20 @@ from service.reply import ReplyWriter
 class ServedModel:
     """Everything a request to one model needs; `start` it on the event loop."""
 
-    def __init__(self, bundle: Bundle, engine: Engine, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        engine: Engine,
+        registry: CollectorRegistry,
+        decode_threads: int = 1,
+        in_progress: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.bundle = bundle
         self.engine = engine
         self.decider = Decider(bundle.manifest)
         self.writer = ReplyWriter(bundle, self.decider, engine.outputs)
         self.metrics = ModelMetrics(registry, bundle, self.decider.rule(DEFAULT), engine.provider)
-        self.batcher = Batcher(engine, on_batch=self._count)
+        self.batcher = Batcher(engine, on_batch=self._count, decode_threads=decode_threads, in_progress=in_progress)
         self.metrics.queue_depth.set_function(lambda: self.batcher.depth)
 
     def count_answer(self, answer: Answer, decode_seconds: float) -> None:

@@ -16,6 +16,7 @@ from service.schemas import PredictReply, PredictRequest, ProblemReply
 
 _PROBLEMS = {
     400: "The request cannot be read.",
+    408: "The body did not arrive before the deadline.",
     413: "The body, an image or their number is too large.",
     415: "Not an image or a content type that is taken.",
     422: "A value, a shape or an operating point is not accepted.",

@@ -1,6 +1,6 @@
 """POST /predict as a raw ASGI endpoint: no framework object is made between the socket and the model.
 
-Small images are decoded where they arrive, on the event loop, which costs less than handing them to a thread;
+Small images are decoded on the event loop, a pass's worth at a time, which costs less than handing them to a thread;
 whatever could take longer goes to the bounded pool.
 """
 
@@ -8,22 +8,24 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.batcher import Draining, Expired, Left, Overloaded
+from service.batcher import Answer, Draining, Expired, Left, Overloaded
 from service.bodies import ClientDisconnected, ImageInput, Limits, parse_images, read_body
 from service.bundle.errors import ImageError, OperatingPointError
 from service.bundle.input_spec import InputSpec
 from service.bundle.preprocess import preprocess, preprocess_array
-from service.logs import access
+from service.logs import Rarely, access
 from service.metrics import REASONS, ServiceMetrics
 from service.model import ServedModel
 from service.problems import Kind, Problem, from_error, send_problem
-from service.query import parse_query
+from service.query import NOTHING_ASKED, parse_query
 from service.request_ids import request_id_from
 from service.settings import Settings
 from service.state import ServiceState
@@ -33,6 +35,9 @@ INLINE_PIXELS = 96 * 96
 """what is decoded on the event loop: at most about a quarter of a millisecond"""
 PARSED_AT_ONCE = 256 * 1024
 """bytes of a body that is parsed on the event loop"""
+
+_SECONDS_A_LINE = 1.0
+"""under overload, refusals are logged together: a line for each would cost more than the refusal"""
 
 _log = logging.getLogger("qualms.predict")
 
@@ -45,6 +50,7 @@ class PredictEndpoint:
         self._state = state
         self._metrics = metrics
         self._pool = pool
+        self._refusals = Rarely(_SECONDS_A_LINE)
         self._limits = Limits(settings.max_body_bytes, settings.max_images, settings.max_json_depth)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -59,7 +65,7 @@ class PredictEndpoint:
         except (ClientDisconnected, Left):
             code = 499
         except Problem as found:
-            code, problem = found.status, found
+            code, problem = found.status, _without_frames(found)
         except asyncio.CancelledError:  # the server's grace period is over
             code, problem = 503, Problem.unavailable("The service is stopping.")
         except Exception as error:
@@ -71,9 +77,10 @@ class PredictEndpoint:
             await send_problem(send, problem, request_id, self._state.closing_headers)
         seconds = time.monotonic() - started
         self._metrics.answered("predict", code, seconds)
-        if code != 200 or _log.isEnabledFor(
-            logging.DEBUG
-        ):  # good answers are counted; a line for each is for debugging
+        if code == 429:
+            if refused := self._refusals.due(started + seconds):
+                _log.warning("overloaded", extra={"refused": refused, "request_id": request_id})
+        elif code != 200 or _log.isEnabledFor(logging.DEBUG):  # good answers are counted; lines are for debugging
             access(_log, request_id=request_id, method="POST", route="predict", status=code, duration_ms=1e3 * seconds)
 
     async def _answer(
@@ -81,16 +88,16 @@ class PredictEndpoint:
     ) -> None:
         model = self._ready_model()
         asked = parse_query(scope["query_string"])
-        deadline = started + self._timeout(headers)
-        body = await read_body(scope["headers"], receive, self._limits.body_bytes)
-        inputs = await self._parse(headers.get(b"content-type", b""), body)
+        timeout = self._timeout(headers)
+        deadline = started + timeout
         try:
-            model.decider.rule(asked)  # an operating point that cannot be supported costs no inference
-            model.batcher.admit(len(inputs), deadline)
-            decode_start = time.monotonic()
-            images = await self._decode(inputs, model, deadline)
-            decoded = time.monotonic() - decode_start
-            answer = await model.batcher.submit(images, deadline, _leaving(receive))
+            if self._state.in_progress() > 1:
+                model.batcher.admit(1, deadline)  # what is refused should cost as little as can be
+            body = await self._read(headers, receive, timeout)
+            inputs = await self._parse(headers.get(b"content-type", b""), body)
+            if asked is not NOTHING_ASKED:
+                model.decider.rule(asked)  # an operating point that cannot be supported costs no inference
+            answer, decoded = await self._ask(inputs, model, deadline, _leaving(receive))
         except OperatingPointError as error:
             raise from_error(error, model.decider.blamed(asked)) from error
         except Overloaded as error:
@@ -138,6 +145,16 @@ class PredictEndpoint:
             raise Problem.invalid("X-Request-Timeout", text.decode("latin-1"), "a positive number of seconds")
         return seconds
 
+    async def _read(self, headers: dict[bytes, bytes], receive: Any, timeout: float) -> bytes:
+        """The body, which has as long to arrive as the whole request has; mostly it is there already."""
+        if getattr(_cycle(receive), "more_body", True) is False:
+            return await read_body(headers, receive, self._limits.body_bytes)
+        try:
+            async with asyncio.timeout(timeout):
+                return await read_body(headers, receive, self._limits.body_bytes)
+        except TimeoutError:
+            raise Problem.too_slow(timeout) from None
+
     async def _parse(self, content_type: bytes, body: bytes) -> list[ImageInput]:
         """The images of a body; a large one, which may be JSON that takes long to read, is parsed by the pool."""
         if len(body) <= PARSED_AT_ONCE:
@@ -145,17 +162,26 @@ class PredictEndpoint:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, parse_images, content_type, body, self._limits)
 
-    async def _decode(self, inputs: list[ImageInput], model: ServedModel, deadline: float) -> list[NDArray[np.uint8]]:
-        spec = model.bundle.manifest.input
+    async def _ask(
+        self, inputs: list[ImageInput], model: ServedModel, deadline: float, gone: Callable[[], bool]
+    ) -> tuple[Answer, float]:
+        """The model's answer, and how long decoding took."""
+        spec, most, batcher = model.bundle.manifest.input, self._settings.max_pixels, model.batcher
         if sum(map(_bytes, inputs)) <= INLINE_BYTES:
+            decode = partial(_conform, inputs, spec, min(INLINE_PIXELS, most))
             try:
-                return _conform(inputs, spec, min(INLINE_PIXELS, self._settings.max_pixels))
+                answer = await batcher.submit(decode, len(inputs), deadline, gone, alone=self._state.in_progress() == 1)
             except Problem as problem:
                 if problem.kind is not Kind.TOO_LARGE:
                     raise
-        with model.batcher.decoding(len(inputs)):
+            else:
+                return answer, answer.decode_seconds
+        batcher.admit(len(inputs), deadline)
+        with batcher.decoding(len(inputs)):
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._pool, _conform, inputs, spec, self._settings.max_pixels, deadline)
+            images, seconds = await loop.run_in_executor(self._pool, _timed_conform, inputs, spec, most, deadline)
+        batcher.decoded(len(inputs), seconds)
+        return await batcher.submit(lambda: images, len(inputs), deadline, gone), seconds
 
     def _reject(self, code: int) -> None:
         reason = REASONS.get(code)
@@ -163,6 +189,12 @@ class PredictEndpoint:
             reason = "draining" if self._state.draining else "loading"
         if reason is not None:
             self._metrics.rejected(reason)
+
+
+def _without_frames(problem: Problem) -> Problem:
+    """Cut the frames off, which hold the problem that holds them: thousands of refusals would wait for the collector."""
+    problem.__cause__ = problem.__context__ = None
+    return problem.with_traceback(None)
 
 
 def _bytes(given: ImageInput) -> int:
@@ -185,11 +217,14 @@ def _conform(
                 images.append(preprocess_array(given, spec))
         except ImageError as error:
             raise from_error(error, f"images[{place}]") from error
-        except Exception as error:  # Pillow raises nearly anything on hostile images, after decoding too
-            _log.warning("an image could not be converted", exc_info=error)
-            damaged = ImageError(f"The image is damaged: its pixels cannot be converted ({type(error).__name__}).")
-            raise from_error(damaged, f"images[{place}]") from error
     return images
+
+
+def _timed_conform(
+    inputs: list[ImageInput], spec: InputSpec, max_pixels: int, deadline: float
+) -> tuple[list[NDArray[np.uint8]], float]:
+    start = time.monotonic()
+    return _conform(inputs, spec, max_pixels, deadline), time.monotonic() - start
 
 
 def _check_pixels(pixels: NDArray[np.uint8], max_pixels: int) -> None:
@@ -200,10 +235,12 @@ def _check_pixels(pixels: NDArray[np.uint8], max_pixels: int) -> None:
         )
 
 
-def _leaving(receive: Any) -> Any:
-    """Whether the client has left, as far as the server says so.
+def _cycle(receive: Any) -> Any:
+    """What uvicorn knows of a request: its `receive` is a method of that. Asking by ASGI would cost a task or a timer."""
+    return getattr(receive, "__self__", None)
 
-    Asking ASGI would cost a task a request; uvicorn's `receive` is a method of the cycle that knows.
-    """
-    cycle = getattr(receive, "__self__", None)
+
+def _leaving(receive: Any) -> Any:
+    """Whether the client has left, as far as the server says so."""
+    cycle = _cycle(receive)
     return lambda: getattr(cycle, "disconnected", False) is True

@@ -22,6 +22,7 @@ class Kind(Enum):
     MALFORMED = 400, "malformed", "The request cannot be read"
     NOT_FOUND = 404, "not-found", "There is nothing here"
     WRONG_METHOD = 405, "wrong-method", "The method is not allowed here"
+    TOO_SLOW = 408, "too-slow", "The body did not arrive in time"
     TOO_LARGE = 413, "too-large", "The request is too large"
     UNSUPPORTED = 415, "unsupported", "This is not an image that is taken"
     INVALID = 422, "invalid", "A value is not accepted"
@@ -116,6 +117,15 @@ class Problem(Exception):  # noqa: N818  # RFC 9457 calls it that
     def unavailable(cls, detail: str) -> Self:
         """503: loading, draining, or without a usable model."""
         return cls(Kind.UNAVAILABLE, detail)
+
+    @classmethod
+    def too_slow(cls, seconds: float) -> Self:
+        """408: the body was not there within the request's `seconds`; what is left of it is not waited for."""
+        return cls(
+            Kind.TOO_SLOW,
+            f"The body did not arrive within the request's {seconds:g} s.",
+            headers={"connection": "close"},
+        )
 
     @classmethod
     def too_late(cls, seconds: float) -> Self:

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse
 from service.metrics import OPEN_METRICS, expose
 from service.model import ServedModel
 from service.openapi import problem
-from service.problems import MEDIA_TYPE, Problem, shown
+from service.problems import MEDIA_TYPE, Problem, from_error, shown
 from service.schemas import ModelList, ModelReply, Status
 from service.state import ServiceState
 
@@ -81,6 +81,10 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -
     @app.exception_handler(HTTPException)
     async def framework_error(request: Request, error: HTTPException) -> Response:
         return _refusal(request, _framework_problem(request, error), error.headers)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        return _refusal(request, from_error(error), None)
 
     @app.exception_handler(Problem)
     async def own_error(request: Request, found: Problem) -> Response:

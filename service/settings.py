@@ -40,7 +40,9 @@ class Settings(BaseSettings):
     )
     threads: Count | None = Field(None, description="ONNX Runtime's threads; else as many as there are cores to use.")
     decode_threads: Count | None = Field(None, description="Image decoding threads; else chosen from the cores.")
-    max_batch: Count = Field(64, description="Most images in one run of the model.")
+    max_batch: Count = Field(
+        64, description="Most images in one run; fewer if they took over a quarter of the deadline."
+    )
     request_timeout_seconds: Seconds = Field(10.0, description="Deadline of requests without X-Request-Timeout.")
     max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
     max_pixels: Count = Field(2**24, description="Largest image, checked before it is decoded.")
@@ -56,6 +58,11 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error", "critical"] = Field(
         "info", description="Least severe records that are logged."
     )
+
+    @property
+    def longest_run_seconds(self) -> float:
+        """What a batch may take: whoever just misses one has to wait for it, and then for its own."""
+        return self.request_timeout_seconds / 4
 
     @model_validator(mode="after")
     def _grace_covers_the_drain(self) -> Self:

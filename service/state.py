@@ -1,5 +1,6 @@
 """Where the service is in its life: loading, ready, draining."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ class ServiceState:
     model: "ServedModel | None" = None
     draining: bool = False
     failure: str | None = None
+    in_progress: Callable[[], int] = lambda: 0
+    """requests that are read but not answered; 0 where the server does not tell"""
 
     @property
     def why_not_ready(self) -> str | None:

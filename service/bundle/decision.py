@@ -54,6 +54,10 @@ class OperatingPoint:
         """Which scores (N,), in their own units, are flagged: exactly those with p ≤ k/(n + 1)."""
         return doubt(values, self.direction) > doubt(self.threshold, self.direction)
 
+    def flags_ranks(self, ranks: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+        """The same for scores whose places among the calibration scores are known."""
+        return ranks > self.n - self.k
+
 
 def p_values(
     doubts: npt.NDArray[np.floating[Any]], calibration: npt.NDArray[np.floating[Any]]
@@ -62,9 +66,12 @@ def p_values(
 
     doubts (N,) and calibration (n,), sorted ascending, both as `scores.doubt` makes them → (N,) in (0, 1].
     """
-    n = len(calibration)
-    at_least = n - np.searchsorted(calibration, doubts, side="left")
-    return (1 + at_least) / (n + 1)
+    return p_values_ranks(calibration.searchsorted(doubts), len(calibration))
+
+
+def p_values_ranks(ranks: npt.NDArray[np.intp], n: int) -> npt.NDArray[np.float64]:
+    """The same for scores with `ranks` (N,) of the n calibration scores strictly below them."""
+    return (n + 1 - ranks) / (n + 1)
 
 
 def operating_point(

@@ -42,6 +42,11 @@ _UPRIGHT = {
 }
 
 
+def warm_up() -> None:
+    """Load Pillow's decoders now rather than with the first image."""
+    Image.init()
+
+
 def preprocess(data: bytes, spec: InputSpec, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
     """Turn the bytes of an image file into a model's input, (H, W, C)."""
     return conform(decode(data, max_pixels=max_pixels), spec)
@@ -103,9 +108,16 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 def conform(image: Image.Image, spec: InputSpec) -> NDArray[np.uint8]:
     """Bring an image of any mode and size to a model's colour mode and size, (H, W, C)."""
-    flat = _flatten(image)
-    if flat.mode != spec.colour:
-        flat = flat.convert(spec.colour)
+    try:
+        flat = _flatten(image)
+        if flat.mode != spec.colour:
+            flat = flat.convert(spec.colour)
+    except ImageError:
+        raise
+    except Exception as error:  # a palette that is missing or too short shows only now
+        raise ImageError(
+            f"The image is damaged: its {image.mode} pixels cannot be converted to {spec.colour}.", reason="malformed"
+        ) from error
     size = (spec.width, spec.height)
     if flat.size != size:
         method = _RESAMPLING[spec.resize]
@@ -143,6 +155,8 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
 def _upright(image: Image.Image) -> Image.Image:
     """Turn a loaded image as its EXIF orientation says; metadata that cannot be read says nothing."""
+    if not image.info and image.format == "PNG":  # what a PNG says of itself, EXIF and XMP included, is in `info`
+        return image
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # the pixels are whole, and viewers show them too

@@ -79,6 +79,5 @@ def doubt(values: npt.ArrayLike, direction: Direction) -> npt.NDArray[np.float64
 
     NaN becomes +∞: a score that cannot be computed is no reason for trust.
     """
-    scores = np.asarray(values, dtype=np.float64)
-    turned = -scores if direction == "lower" else scores
-    return np.where(np.isnan(turned), np.inf, turned)
+    turned = np.negative(values) if direction == "lower" else values
+    return np.fmin(turned, np.inf, dtype=np.float64)  # of a number and NaN, the number

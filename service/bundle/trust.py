@@ -17,6 +17,7 @@ Nothing is assumed of the score: a poor one costs acceptance, not the promise.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,12 @@ class TrustPoint:
     def accepts(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Which scores (N,), in their own units, are trusted; one that is not a finite number never is."""
         doubts = doubt(values, self.direction)
-        return np.isfinite(doubts) & (doubts <= doubt(self.threshold, self.direction))
+        return (doubts <= self._threshold_doubt) & (doubts > -np.inf)
+
+    @cached_property
+    def _threshold_doubt(self) -> float:
+        """Finite, so that an infinite doubt exceeds it."""
+        return float(doubt(self.threshold, self.direction))
 
 
 def tally(

@@ -1,4 +1,5 @@
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
@@ -43,12 +44,14 @@ class Engine:
         self.cost = CostCurve((1, max_batch), (seconds, seconds * max_batch))
         self.max_batch = max_batch
         self.batches: list[list[int]] = []
+        self.threads: set[int] = set()
         self.error: Exception | None = None
         self._begun = threading.Semaphore(0)
         self._go = threading.Semaphore(0)
 
     def run(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
         self.batches.append(images[:, 0].tolist())
+        self.threads.add(threading.get_ident())
         self._begun.release()
         assert self._go.acquire(timeout=PATIENCE)
         if self.error is not None:
@@ -73,15 +76,28 @@ def names(answer: Answer) -> list[int]:
     return found
 
 
+def submit(
+    batcher: Batcher, given: list[NDArray[np.uint8]], deadline: float, gone: Callable[[], bool], **options: Any
+) -> "asyncio.Future[Answer]":
+    """Submit images that need no decoding."""
+    return batcher.submit(lambda: given, len(given), deadline, gone, **options)
+
+
+async def passes() -> None:
+    """Let the loop do all that is due."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 def stays() -> bool:
     return False
 
 
 def play(engine: Engine, scene: Callable[[Batcher], Coroutine[Any, Any, None]], **options: Any) -> None:
-    """Run a scene with a started batcher, and stop it in any case."""
+    """Run a scene with a started batcher, and stop it in any case; every run is the thread's unless said otherwise."""
 
     async def whole() -> None:
-        batcher = Batcher(engine, **options)
+        batcher = Batcher(engine, **{"short_seconds": -1.0, **options})
         batcher.start()
         try:
             await asyncio.wait_for(scene(batcher), PATIENCE)
@@ -99,9 +115,9 @@ def test_an_idle_runner_takes_one_request_at_once_and_the_rest_gather() -> None:
     engine = Engine()
 
     async def scene(batcher: Batcher) -> None:
-        first = batcher.submit(images(1), FAR, stays)
+        first = submit(batcher, images(1), FAR, stays)
         await engine.begun()
-        rest = [batcher.submit(images(name), FAR, stays) for name in (2, 3, 4)]
+        rest = [submit(batcher, images(name), FAR, stays) for name in (2, 3, 4)]
         assert batcher.depth == 3
         engine.allow(2)
         answers = await asyncio.gather(first, *rest)
@@ -116,11 +132,12 @@ def test_a_batch_is_capped_by_rows_and_keeps_the_order() -> None:
     engine = Engine(max_batch=8)
 
     async def scene(batcher: Batcher) -> None:
-        waiting = [batcher.submit(images(0), FAR, stays)]
+        waiting = [submit(batcher, images(0), FAR, stays)]
         await engine.begun()
         for start in (10, 20, 30):
-            waiting.append(batcher.submit(images(start, start + 1, start + 2), FAR, stays))
-        waiting.append(batcher.submit(images(40), FAR, stays))
+            waiting.append(submit(batcher, images(start, start + 1, start + 2), FAR, stays))
+        waiting.append(submit(batcher, images(40), FAR, stays))
+        await passes()
         engine.allow(3)
         answers = await asyncio.gather(*waiting)
         assert engine.batches == [[0], [10, 11, 12, 20, 21, 22], [30, 31, 32, 40]]
@@ -133,10 +150,10 @@ def test_a_request_larger_than_the_cap_runs_alone() -> None:
     engine = Engine(max_batch=4)
 
     async def scene(batcher: Batcher) -> None:
-        waiting = [batcher.submit(images(0), FAR, stays)]
+        waiting = [submit(batcher, images(0), FAR, stays)]
         await engine.begun()
-        waiting.append(batcher.submit(images(*range(10, 19)), FAR, stays))
-        waiting.append(batcher.submit(images(20), FAR, stays))
+        waiting.append(submit(batcher, images(*range(10, 19)), FAR, stays))
+        waiting.append(submit(batcher, images(20), FAR, stays))
         engine.allow(3)
         await asyncio.gather(*waiting)
         assert engine.batches == [[0], list(range(10, 19)), [20]]
@@ -148,9 +165,9 @@ def test_a_batch_says_how_long_it_took_and_how_long_each_request_waited(clock: C
     engine, heard = Engine(), list[Batch]()
 
     async def scene(batcher: Batcher) -> None:
-        first = batcher.submit(images(1), FAR, stays)
+        first = submit(batcher, images(1), FAR, stays)
         await engine.begun()
-        second = batcher.submit(images(2, 3), FAR, stays)
+        second = submit(batcher, images(2, 3), FAR, stays)
         clock.now += 0.5
         engine.allow()
         assert (await first).waited == 0.0
@@ -169,12 +186,12 @@ def test_what_expired_or_left_while_it_waited_is_not_run(clock: Clock) -> None:
     engine, left = Engine(), list[bool]()
 
     async def scene(batcher: Batcher) -> None:
-        first = batcher.submit(images(1), FAR, stays)
+        first = submit(batcher, images(1), FAR, stays)
         await engine.begun()
-        expired = batcher.submit(images(2, 3), clock.now + 5, stays)
-        gone = batcher.submit(images(4), FAR, lambda: bool(left))
-        cancelled = batcher.submit(images(5), FAR, stays)
-        in_time = batcher.submit(images(6), clock.now + 20, stays)
+        expired = submit(batcher, images(2, 3), clock.now + 5, stays)
+        gone = submit(batcher, images(4), FAR, lambda: bool(left))
+        cancelled = submit(batcher, images(5), FAR, stays)
+        in_time = submit(batcher, images(6), clock.now + 20, stays)
         left.append(True)
         cancelled.cancel()
         clock.now += 10
@@ -195,10 +212,10 @@ def test_dead_requests_do_not_count_towards_the_cap(clock: Clock) -> None:
     engine = Engine(max_batch=4)
 
     async def scene(batcher: Batcher) -> None:
-        first = batcher.submit(images(1), FAR, stays)
+        first = submit(batcher, images(1), FAR, stays)
         await engine.begun()
-        dead = batcher.submit(images(2, 3, 4), clock.now + 5, stays)
-        alive = [batcher.submit(images(5, 6), FAR, stays), batcher.submit(images(7, 8), FAR, stays)]
+        dead = submit(batcher, images(2, 3, 4), clock.now + 5, stays)
+        alive = [submit(batcher, images(5, 6), FAR, stays), submit(batcher, images(7, 8), FAR, stays)]
         clock.now += 10
         engine.allow(2)
         await asyncio.gather(first, *alive)
@@ -227,17 +244,17 @@ def test_what_runs_and_waits_and_is_being_decoded_counts_against_the_deadline(cl
 
     async def scene(batcher: Batcher) -> None:
         assert batcher.predicted_wait(1) == 1.0
-        running = batcher.submit(images(1), FAR, stays)
+        running = submit(batcher, images(1), FAR, stays)
         await engine.begun()
         assert batcher.predicted_wait(1) == 1.0 + 1.0
         clock.now += 0.25
         assert batcher.predicted_wait(1) == 0.75 + 1.0
-        waiting = batcher.submit(images(2, 3, 4), FAR, stays)
+        waiting = submit(batcher, images(2, 3, 4), FAR, stays)
         assert batcher.predicted_wait(1) == 0.75 + 4.0
         with batcher.decoding(2):
             assert batcher.predicted_wait(1) == 0.75 + 4.0 + 2.0
         with pytest.raises(Overloaded):
-            batcher.submit(images(5), clock.now + 4.7, stays)
+            submit(batcher, images(5), clock.now + 4.7, stays)
         engine.allow(2)
         await asyncio.gather(running, waiting)
         assert batcher.predicted_wait(1) == 1.0
@@ -264,7 +281,7 @@ def test_more_rows_never_wait_less(seconds: list[float], decoding: int, rows: li
 async def run_slowly(engine: Engine, batcher: Batcher, clock: Clock, runs: int) -> None:
     """Let some runs take a hundred times as long as they should."""
     for name in range(runs):
-        waiting = batcher.submit(images(name), FAR, stays)
+        waiting = submit(batcher, images(name), FAR, stays)
         await engine.begun()
         clock.now += 100 * engine.cost(1)
         engine.allow()
@@ -276,7 +293,7 @@ def test_admission_follows_runs_that_are_slower_than_at_warm_up(clock: Clock) ->
 
     async def scene(batcher: Batcher) -> None:
         await run_slowly(engine, batcher, clock, 40)
-        running = batcher.submit(images(99), FAR, stays)
+        running = submit(batcher, images(99), FAR, stays)
         await engine.begun()
         assert batcher.predicted_wait(1) > 10 * 2 * engine.cost(1)
         engine.allow()
@@ -292,11 +309,11 @@ def test_past_slowness_never_closes_the_door_to_what_would_run_alone(clock: Cloc
     async def scene(batcher: Batcher) -> None:
         await run_slowly(engine, batcher, clock, 40)
         for name in range(60):
-            waiting = batcher.submit(images(name), clock.now + 0.05, stays)
+            waiting = submit(batcher, images(name), clock.now + 0.05, stays)
             await engine.begun()
             engine.allow()
             await waiting
-        running = batcher.submit(images(99), FAR, stays)
+        running = submit(batcher, images(99), FAR, stays)
         await engine.begun()
         assert batcher.predicted_wait(1) < 1.1 * 2 * engine.cost(1)
         engine.allow()
@@ -309,20 +326,20 @@ def test_time_without_work_is_not_slowness(clock: Clock) -> None:
     engine, left = Engine(seconds=0.01), list[bool]()
 
     async def scene(batcher: Batcher) -> None:
-        first = batcher.submit(images(1), FAR, stays)
+        first = submit(batcher, images(1), FAR, stays)
         await engine.begun()
-        gone = batcher.submit(images(2), FAR, lambda: bool(left))
+        gone = submit(batcher, images(2), FAR, lambda: bool(left))
         left.append(True)
         engine.allow()
         await first
         with pytest.raises(Left):
             await gone
         clock.now += 100.0
-        second = batcher.submit(images(3), FAR, stays)
+        second = submit(batcher, images(3), FAR, stays)
         await engine.begun()
         engine.allow()
         await second
-        third = batcher.submit(images(4), FAR, stays)
+        third = submit(batcher, images(4), FAR, stays)
         await engine.begun()
         assert batcher.predicted_wait(1) == pytest.approx(2 * engine.cost(1))
         engine.allow()
@@ -338,9 +355,9 @@ def test_an_engines_error_reaches_every_request_of_its_batch_and_no_other() -> N
     engine = Engine()
 
     async def scene(batcher: Batcher) -> None:
-        first = batcher.submit(images(1), FAR, stays)
+        first = submit(batcher, images(1), FAR, stays)
         await engine.begun()
-        rest = [batcher.submit(images(name), FAR, stays) for name in (2, 3)]
+        rest = [submit(batcher, images(name), FAR, stays) for name in (2, 3)]
         engine.allow()
         await first
         await engine.begun()
@@ -349,7 +366,7 @@ def test_an_engines_error_reaches_every_request_of_its_batch_and_no_other() -> N
         found = await asyncio.gather(*rest, return_exceptions=True)
         assert found == [engine.error] * 2
         engine.error = None
-        after = batcher.submit(images(4), FAR, stays)
+        after = submit(batcher, images(4), FAR, stays)
         engine.allow()
         assert names(await after) == [4]
 
@@ -361,14 +378,14 @@ def test_images_that_do_not_fit_together_are_an_error_and_not_the_runners_end() 
 
     async def scene(batcher: Batcher) -> None:
         engine.allow(2)
-        with pytest.raises(ValueError, match="same shape"):
-            await batcher.submit([np.zeros(2, np.uint8), np.zeros(3, np.uint8)], FAR, stays)
-        assert names(await batcher.submit(images(1), FAR, stays)) == [1]
+        with pytest.raises(ValueError, match="shape"):
+            await submit(batcher, [np.zeros(2, np.uint8), np.zeros(3, np.uint8)], FAR, stays)
+        assert names(await submit(batcher, images(1), FAR, stays)) == [1]
 
     play(engine, scene)
 
 
-def test_an_error_while_counting_leaves_nobody_waiting() -> None:
+def test_an_error_while_counting_is_logged_and_nobody_elses(caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine()
 
     def fail(_: Batch) -> None:
@@ -376,10 +393,191 @@ def test_an_error_while_counting_leaves_nobody_waiting() -> None:
 
     async def scene(batcher: Batcher) -> None:
         engine.allow()
-        with pytest.raises(IndexError, match="no such class"):
-            await batcher.submit(images(1), FAR, stays)
+        assert names(await submit(batcher, images(1), FAR, stays)) == [1]
+        await passes()
 
     play(engine, scene, on_batch=fail)
+    assert "a batch could not be counted" in caplog.text
+    assert "no such class" in caplog.text
+
+
+def test_what_others_still_decode_is_part_of_the_wait() -> None:
+    engine = Engine(seconds=0.001)
+
+    async def scene(batcher: Batcher) -> None:
+        before = batcher.predicted_wait(1)
+        for _ in range(100):
+            batcher.decoded(2, 4.0)
+        assert batcher.predicted_wait(1) == before, "nothing is being decoded"
+        with batcher.decoding(3):
+            assert batcher.predicted_wait(1) == pytest.approx(3 * 2.0 / 2, rel=0.01)
+            with pytest.raises(Overloaded) as refused:
+                batcher.admit(1, 2.5)
+        assert refused.value.retry_after == 4, "half as much again, to be sure"
+        assert batcher.predicted_wait(1) == before
+
+    play(engine, scene, decode_threads=2)
+
+
+def test_requests_that_were_read_but_not_looked_at_yet_are_ahead_too() -> None:
+    engine, read = Engine(seconds=0.01, max_batch=8), [1]
+
+    async def scene(batcher: Batcher) -> None:
+        assert batcher.predicted_wait(1) == engine.cost(1)
+        read[0] = 801
+        assert batcher.predicted_wait(1) == pytest.approx(100 * engine.cost(8), rel=0.02)
+        with pytest.raises(Overloaded):
+            batcher.admit(1, 5.0)
+
+    play(engine, scene, in_progress=lambda: read[0])
+
+
+def test_what_could_not_end_in_time_is_not_begun(clock: Clock) -> None:
+    engine = Engine(seconds=1.0)
+
+    async def scene(batcher: Batcher) -> None:
+        running = submit(batcher, images(1), FAR, stays)
+        await engine.begun()
+        late = submit(batcher, images(2), clock.now + 4.0, stays)
+        await passes()
+        clock.now += 3.5
+        engine.allow(2)
+        await running
+        with pytest.raises(Expired):
+            await late
+        assert engine.batches == [[1]]
+
+    play(engine, scene)
+
+
+# On the event loop
+
+
+def test_a_short_run_is_made_on_the_event_loop_and_gathers_what_came_with_it() -> None:
+    engine = Engine()
+    engine.allow(2)
+
+    async def scene(batcher: Batcher) -> None:
+        waiting = [submit(batcher, images(name), FAR, stays) for name in (1, 2, 3)]
+        answers = await asyncio.gather(*waiting)
+        assert engine.batches == [[1, 2, 3]]
+        assert engine.threads == {threading.get_ident()}
+        assert [names(answer) for answer in answers] == [[1], [2], [3]]
+        assert batcher.depth == 0
+
+    play(engine, scene, short_seconds=math.inf)
+
+
+def test_a_long_run_is_the_threads() -> None:
+    engine = Engine()
+    engine.allow()
+
+    async def scene(batcher: Batcher) -> None:
+        await submit(batcher, images(1), FAR, stays)
+        assert threading.get_ident() not in engine.threads
+
+    play(engine, scene, short_seconds=engine.cost(1) / 2)
+
+
+def test_a_request_that_is_alone_is_answered_before_the_loop_goes_on() -> None:
+    engine = Engine()
+    engine.allow(2)
+
+    async def scene(batcher: Batcher) -> None:
+        answer = submit(batcher, images(1), FAR, stays, alone=True)
+        assert answer.done()
+        assert names(answer.result()) == [1]
+
+    play(engine, scene, short_seconds=math.inf)
+
+
+def test_what_waits_is_not_overtaken_by_who_says_to_be_alone() -> None:
+    engine = Engine()
+    engine.allow(2)
+
+    async def scene(batcher: Batcher) -> None:
+        first = submit(batcher, images(1), FAR, stays)
+        second = submit(batcher, images(2), FAR, stays, alone=True)
+        assert not second.done()
+        await asyncio.gather(first, second)
+        assert engine.batches == [[1, 2]]
+
+    play(engine, scene, short_seconds=math.inf)
+
+
+def test_more_than_a_batch_is_run_in_several_with_room_for_others_between() -> None:
+    engine = Engine(max_batch=2)
+    engine.allow(10)
+    between = list[int]()
+
+    async def scene(batcher: Batcher) -> None:
+        async def other() -> None:
+            while len(engine.batches) < 3:
+                between.append(len(engine.batches))
+                await asyncio.sleep(0)
+
+        waiting = [submit(batcher, images(name), FAR, stays) for name in range(5)]
+        await asyncio.gather(other(), *waiting)
+        assert engine.batches == [[0, 1], [2, 3], [4]]
+        assert {1, 2} <= set(between)
+
+    play(engine, scene, short_seconds=math.inf)
+
+
+# Decoding
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_images_that_cannot_be_decoded_fail_their_own_request_alone(alone: bool) -> None:
+    engine = Engine()
+    engine.allow(2)
+
+    def broken() -> list[NDArray[np.uint8]]:
+        raise OSError("cut short")
+
+    async def scene(batcher: Batcher) -> None:
+        bad = batcher.submit(broken, 1, FAR, stays, alone=alone)
+        good = submit(batcher, images(1), FAR, stays)
+        with pytest.raises(OSError, match="cut short"):
+            await bad
+        assert names(await good) == [1]
+        assert batcher.depth == 0
+
+    play(engine, scene, short_seconds=math.inf)
+
+
+def test_what_expired_or_was_left_before_its_turn_is_not_even_decoded() -> None:
+    engine = Engine()
+    decoded = list[int]()
+
+    def decode() -> list[NDArray[np.uint8]]:
+        decoded.append(1)
+        return images(1)
+
+    async def scene(batcher: Batcher) -> None:
+        left = batcher.submit(decode, 1, FAR, lambda: True)
+        with pytest.raises(Left):
+            await left
+        assert not decoded
+        assert batcher.depth == 0
+
+    play(engine, scene, short_seconds=math.inf)
+
+
+def test_an_answer_says_how_long_decoding_took_apart_from_waiting(clock: Clock) -> None:
+    engine = Engine()
+    engine.allow()
+
+    def decode() -> list[NDArray[np.uint8]]:
+        clock.now += 2.0
+        return images(1)
+
+    async def scene(batcher: Batcher) -> None:
+        answer = await batcher.submit(decode, 1, FAR, stays)
+        assert answer.decode_seconds == 2.0
+        assert answer.waited == 0.0
+
+    play(engine, scene, short_seconds=math.inf)
 
 
 # Stopping
@@ -389,14 +587,14 @@ def test_stopping_answers_what_was_admitted_and_takes_nothing_new() -> None:
     engine = Engine(max_batch=2)
 
     async def scene(batcher: Batcher) -> None:
-        waiting = [batcher.submit(images(name), FAR, stays) for name in range(5)]
+        waiting = [submit(batcher, images(name), FAR, stays) for name in range(5)]
         await engine.begun()
         stopping = asyncio.create_task(batcher.stop())
         await asyncio.sleep(0)
         with pytest.raises(Draining):
             batcher.admit(1, FAR)
         with pytest.raises(Draining):
-            batcher.submit(images(9), FAR, stays)
+            submit(batcher, images(9), FAR, stays)
         engine.allow(5)
         await stopping
         assert [names(future.result()) for future in waiting] == [[0], [1], [2], [3], [4]]

@@ -1,9 +1,10 @@
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from service.cpu import available_cores
+from service.cpu import available_cores, yield_to_other_threads
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
@@ -62,3 +63,27 @@ def test_no_cgroups_leave_the_affinity_and_never_less_than_one(tmp_path: Path) -
 
 def test_this_machine_has_between_one_and_all_of_its_cores() -> None:
     assert 1 <= available_cores() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="only Linux has scheduling policies")
+def test_yielding_is_for_the_calling_thread_alone() -> None:
+    found = list[int]()
+
+    def work() -> None:
+        yield_to_other_threads()
+        found.append(os.sched_getscheduler(0))
+
+    before = os.sched_getscheduler(0)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [os.SCHED_BATCH]
+    assert os.sched_getscheduler(0) == before
+
+
+def test_a_system_that_does_not_allow_it_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("not in this container")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
+    yield_to_other_threads()

@@ -117,6 +117,20 @@ def test_cost_is_measured_up_to_the_largest_batch(bundle: Bundle, max_batch: int
     assert list(engine.cost.seconds) == sorted(engine.cost.seconds)
 
 
+def test_a_batch_that_would_take_too_long_is_not_made(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = list[int]()
+
+    def time_of(_: Engine, size: int) -> float:
+        measured.append(size)
+        return 0.1 * size
+
+    monkeypatch.setattr(Engine, "_time", time_of)
+    engine = Engine(bundle, max_batch=64, longest_run=0.5)
+    assert (engine.max_batch, engine.cost.sizes) == (4, (1, 2, 4))
+    assert measured == [1, 2, 4, 8], "what is larger still is not even tried"
+    assert Engine(bundle, max_batch=64, longest_run=0.01).max_batch == 1
+
+
 # Outputs
 
 

@@ -166,3 +166,8 @@ def test_without_a_stream_logs_go_to_stdout(stream: io.BytesIO, capfdbinary: pyt
     logs.configure("debug")
     logging.getLogger("qualms.test").debug("out")
     assert json.loads(capfdbinary.readouterr().out)["message"] == "out"
+
+
+def test_a_line_is_due_at_once_and_then_once_a_while_with_the_count_since() -> None:
+    rarely = logs.Rarely(1.0)
+    assert [rarely.due(now) for now in (5.0, 5.1, 5.9, 6.0, 6.5, 9.0)] == [1, 0, 0, 3, 0, 2]

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from service.bundle.file import Bundle
 from service.bundle.manifest import Manifest
 from service.decide import DEFAULT, Decider, judge
-from service.metrics import P_VALUES, BatchHistogram, ModelMetrics, ServiceMetrics, expose
+from service.metrics import _BATCHES_KEPT, P_VALUES, BatchHistogram, ModelMetrics, ServiceMetrics, expose
 
 MODEL = {"model": "tiny", "version": "1.2"}
 ODD = ((128, 64, 0), (255, 255, 0), (64, 0, 0))
@@ -87,15 +87,17 @@ def test_everything_is_there_at_zero_before_the_first_request(registry: Collecto
         "qualms_provider_info": 1,
     }
     for key, value in values.items():
+        if "_reference_" in key:
+            continue  # the calibration images are counted from the start
         assert value == said.get(key.partition("[")[0], 0), key
     keys = " ".join(values)
     for name in bundle.manifest.classes:
         for flag in ("true", "false"):
             assert f"('class', '{name}'), ('model', 'tiny'), ('ood', '{flag}'), ('version', '1.2')" in keys
     refusals = ("overload", "draining", "loading", "too_large", "unsupported", "malformed", "invalid")
-    for reason in (*refusals, "expired", "disconnected"):
+    for reason in (*refusals, "slow", "expired", "disconnected"):
         assert f"qualms_rejected_total[('reason', '{reason}')]" in values
-    for code in (200, 400, 413, 415, 422, 429, 499, 500, 503, 504):
+    for code in (200, 400, 408, 413, 415, 422, 429, 499, 500, 503, 504):
         assert f"qualms_requests_total[('code', '{code}'), ('route', 'predict')]" in values
 
 
@@ -140,6 +142,41 @@ def test_p_values_of_calibration_images_fill_the_buckets_evenly(
     for bound in P_VALUES:
         share = total(values, "qualms_p_value_bucket", le=str(bound)) / manifest.calibration.n
         assert share == pytest.approx(bound, abs=0.02)
+
+
+@pytest.mark.parametrize("batches", [1, _BATCHES_KEPT, 3 * _BATCHES_KEPT + 1])
+def test_what_is_kept_to_be_counted_together_is_counted_once_when_it_is_read(
+    registry: CollectorRegistry, bundle: Bundle, manifest: Manifest, batches: int
+) -> None:
+    rule = Decider(manifest).rule(DEFAULT)
+    metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
+    outputs: dict[str, NDArray[Any]] = {name: values[:2] for name, values in manifest.calibration.scores.items()}
+    outputs["prediction"] = np.zeros(2, np.int64)
+    for _ in range(batches):
+        metrics.observe(outputs, judge(rule, outputs), 0.1)
+        assert len(metrics._kept) < _BATCHES_KEPT
+    for _ in range(2):
+        values = series(expose(registry, "")[0].decode())
+        assert total(values, "qualms_predictions_total") == 2 * batches
+        assert total(values, "qualms_p_value_count") == 2 * batches
+
+
+def test_the_reference_is_what_the_calibration_images_would_have_been_counted_as(
+    registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
+) -> None:
+    """Ties, rounding and bucket edges are in both, so that any difference between the two is traffic."""
+    rule = Decider(manifest).rule(DEFAULT)
+    metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
+    outputs: dict[str, NDArray[Any]] = dict(manifest.calibration.scores)
+    outputs["prediction"] = np.zeros(manifest.calibration.n, np.int64)
+    metrics.observe(outputs, judge(rule, outputs), 0.1)
+    values = series(expose(registry, "")[0].decode())
+    for name in ("p_value", "total_uncertainty", "epistemic_uncertainty"):
+        live = {key: value for key, value in values.items() if key.startswith(f"qualms_{name}_bucket")}
+        assert live
+        assert max(live.values()) == manifest.calibration.n
+        for key, value in live.items():
+            assert values[key.replace("_bucket", "_reference_bucket")] == value, key
 
 
 def test_many_classes_have_no_label_each(registry: CollectorRegistry, bundle: Bundle, manifest: Manifest) -> None:
@@ -215,7 +252,7 @@ def test_the_counters_add_up_to_what_was_sent(
     values = series(client.get("/metrics").text)
 
     assert codes == {"200": 37, "400": 3, "413": 3, "415": 9, "422": 13, "429": 8}
-    for code in ("200", "400", "413", "415", "422", "429", "499", "500", "503", "504"):
+    for code in ("200", "400", "408", "413", "415", "422", "429", "499", "500", "503", "504"):
         assert total(values, "qualms_requests_total", route="predict", code=code) == codes[code], code
     assert total(values, "qualms_request_duration_seconds_count", route="predict") == sum(codes.values())
     rejected = {"malformed": 3, "too_large": 3, "unsupported": 9, "invalid": 13, "overload": 8}

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from service import app as app_module
 from service import predict as module
 from service.app import create_app
-from service.batcher import Expired
+from service.batcher import SHORT_SECONDS, Expired
 from service.bundle.errors import BundleError
 from service.bundle.file import Bundle
 from service.bundle.input_spec import InputSpec
@@ -324,7 +324,7 @@ def test_an_image_that_fails_only_once_it_is_decoded_is_the_senders_mistake(
     broken = data[:12] + header + zlib.crc32(header).to_bytes(4, "big") + data[33:]
     found = problem(send(client, broken))
     assert (found.status, found.field) == (400, "images[0]")
-    assert "its pixels cannot be converted" in found.detail
+    assert "its P pixels cannot be converted to RGB" in found.detail
 
 
 def test_limits_are_413_and_say_what_they_are(start_service: Start, encode: Encode, picture: NDArray[np.uint8]) -> None:
@@ -365,11 +365,12 @@ def test_a_deadline_that_is_over_before_it_begins_is_429_with_a_time_to_come_bac
 
 
 class Gate:
-    """Holds an engine's runs until it is opened."""
+    """Holds an engine's runs until it is opened; they cost so much that the runner's thread makes them."""
 
     def __init__(self, state: ServiceState) -> None:
         assert state.model is not None
         self._engine, self._run = state.model.engine, state.model.engine.run
+        self._engine.cost = CostCurve((1,), (2 * SHORT_SECONDS,))
         self._open = threading.Event()
         self.runs: list[int] = []
         self._engine.run = self._wait  # type: ignore[method-assign]
@@ -419,7 +420,7 @@ def test_a_queue_that_is_too_long_for_the_deadline_is_429(
         gate.open()
         assert running.result().status_code == 200
     assert problem(response).status == 429
-    assert response.headers["retry-after"] == "2"
+    assert response.headers["retry-after"] == "5", "5 s until it would be answered, half as much again, less its 3"
 
 
 # Before, and when it fails
