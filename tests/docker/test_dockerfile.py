@@ -1,0 +1,33 @@
+import subprocess
+import sysconfig
+from pathlib import Path
+
+from tests.docker.stack import DOCKER, ROOT
+
+TEXT = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
+
+
+def test_hadolint_finds_nothing_to_say() -> None:
+    hadolint = Path(sysconfig.get_path("scripts")) / "hadolint"
+    done = subprocess.run([hadolint, DOCKER / "Dockerfile"], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_what_is_not_named_stays_out_of_the_context() -> None:
+    """A list of what comes in cannot be outgrown by caches, data and environments that nobody thought of."""
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "*"
+    assert {line for line in lines if line.startswith("!")} == {
+        "!pyproject.toml",
+        "!README.md",
+        "!LICENSE",
+        "!service",
+        "!training",
+    }
+
+
+def test_every_base_image_has_a_version() -> None:
+    bases = {line.split()[1] for line in TEXT.splitlines() if line.startswith("FROM ")}
+    stages = {line.split()[3] for line in TEXT.splitlines() if line.startswith("FROM ")}
+    assert bases - stages == {"python:3.11-slim"}
+    assert {"cpu", "gpu", "training"} <= stages
