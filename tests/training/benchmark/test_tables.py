@@ -1,0 +1,122 @@
+"""Tables leave nothing out: what has no result says so, and the paper's figures stand where they belong."""
+
+import pytest
+
+from training.benchmark.cells import Row, Table
+from training.benchmark.measure import Detection, Measured
+from training.benchmark.registry import METHODS
+from training.benchmark.run import Result
+from training.benchmark.tables import Source, ablation_table, all_tables, cost_table, error_table, ood_table, reasons
+
+
+def detections(value: float, *scores: str) -> dict[str, Detection]:
+    return {score: Detection(auroc=value, aupr=value - 1, fpr95=100 - value) for score in scores}
+
+
+def result(value: float, *scores: str) -> Result:
+    found = detections(value, *scores)
+    return Result(
+        mark="m",
+        measured=Measured(
+            error_rate=2.0,
+            base_error_rate=1.0,
+            ood={
+                "svhn": found,
+                "tiny_imagenet": detections(value - 4, *scores),
+                "cifar10 (itself)": detections(50, *scores),
+            },
+            own_errors=found,
+            base_errors=detections(value - 2, *scores),
+        ),
+        fit_seconds=2.0,
+        score_seconds=1.0,
+        images=1000,
+        kept=7,
+    )
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source(
+        {
+            "base": {seed: result(90 + seed, "entropy", "max_probability") for seed in range(2)},
+            "lula": {0: result(95, "entropy", "max_probability")},
+            "ten-percent": {0: result(80, "mutual_information")},
+            "whitebox": {0: Result(mark="m", reason="the base makes no errors")},
+            "pixels": {0: result(99, "pixel_maximum")},
+        },
+        columns=["svhn", "lsun", "tiny_imagenet"],
+        available=["svhn", "tiny_imagenet"],
+        itself="cifar10 (itself)",
+        paper_id="CIFAR10",
+        not_run={"knn": "too long"},
+    )
+
+
+def row(table: Table, title: str) -> Row:
+    (found,) = [row for row in table.rows if row.title == title]
+    return found
+
+
+def texts(table: Table, title: str) -> list[str]:
+    return [str(cell) for cell in row(table, title).cells]
+
+
+def test_ours_stand_beside_the_papers_with_mean_and_worst(source: Source) -> None:
+    table = ood_table(source, "auroc")
+    assert table.columns == ["svhn", "lsun", "tiny_imagenet", "mean", "worst", "cifar10 (itself)"]
+    assert texts(table, "Base Model · Ent") == [
+        "90.5 ± 0.5 (86.4)",
+        "not available (89.0)",
+        "86.5 ± 0.5 (87.5)",
+        "88.5 ± 0.5",
+        "86.5 ± 0.5",
+        "50.0 ± 0.0",
+    ]
+
+
+def test_a_figure_without_a_score_stands_beside_the_score_it_means(source: Source) -> None:
+    table = ood_table(source, "auroc")
+    assert texts(table, "LULA · MaxP")[0] == "95.0 ● (97.1)"
+    assert texts(table, "LULA · Ent")[0] == "95.0 ●"
+
+
+def test_every_method_of_the_registry_has_a_row_in_some_table(source: Source) -> None:
+    for tables in (all_tables(source), all_tables(Source({}, ["svhn"], [], "x", None, {}))):
+        titles = {row.method for table in tables for row in table.rows}
+        assert titles == {entry.title for entry in METHODS.values()}
+
+
+def test_a_method_that_was_not_run_says_so_beside_the_papers_figure(source: Source) -> None:
+    assert texts(ood_table(source, "auroc"), "PostNet · Prec")[0] == "not run (93.7)"
+    said = reasons(source)
+    assert "PostNet: not run: left out of this run by --only." in said
+    assert "Whitebox: not run: the base makes no errors." in said
+    assert "KNN: not run: too long." in said
+    assert "Column lsun: not available: there are no data for it." in said
+    assert not any(line.startswith(("Base Model", "LULA")) for line in said)
+
+
+def test_the_worst_false_alarm_rate_is_the_largest(source: Source) -> None:
+    assert texts(ood_table(source, "fpr95"), "LULA · MaxP") == [
+        "5.0 ●",
+        "not available",
+        "9.0 ●",
+        "7.0 ●",
+        "9.0 ●",
+        "50.0",
+    ]
+
+
+def test_ablations_have_the_papers_figures_by_its_other_name_of_a_set(source: Source) -> None:
+    assert texts(ablation_table(source), "10 % data · MI")[:3] == ["80.0 (99.9)", "not available (95.4)", "76.0 (97.2)"]
+
+
+def test_errors_are_the_methods_own_or_the_bases(source: Source) -> None:
+    own, bases = error_table(source, own=True), error_table(source, own=False)
+    assert texts(own, "LULA · MaxP") == ["2.00", "95.0 ● (94.5)", "94.0 ● (47.3)", "5.0 ●"]
+    assert texts(bases, "LULA · MaxP") == ["1.00", "93.0 ●", "92.0 ●", "7.0 ●"]
+
+
+def test_cost_is_time_and_numbers_kept(source: Source) -> None:
+    assert texts(cost_table(source), "LULA") == ["2.0", "1,000.0", "7"]

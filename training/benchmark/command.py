@@ -1,0 +1,109 @@
+"""`qualms tables`: run what is missing of a benchmark, and write its tables."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.markup import escape
+
+from training.benchmark.cells import MARK
+from training.benchmark.definition import Benchmark
+from training.benchmark.output import Document
+from training.benchmark.protocol import Protocol
+from training.benchmark.registry import METHODS
+from training.benchmark.run import Result, Run
+from training.benchmark.tables import Source, all_tables, cost_table, reasons
+from training.console import Display
+from training.errors import RecipeError
+from training.files import save_json, save_text
+from training.prepare import itself
+from training.provenance import versions
+from training.report import to_rich
+
+_READING = (
+    f"Means over seeds, ± their standard deviation; {MARK} marks the rows of a column that no other "
+    "beats by more than the noise of seeds (paired t-test, one-sided, 5 %); in brackets the paper's figure. "
+    "`fair` normalises everything alike. `as-published` repeats the mismatch of the authors' evaluation, which "
+    "normalises strangers otherwise than in-distribution images and noise not at all: what it adds is an artefact, "
+    "as the rows of pixel statistics and the column of the set against itself show."
+)
+_ONE_BASE = (
+    "All seeds judge one base on one division of the data: ± is the spread of a method's own draws, none for a method "
+    "that draws nothing, and who is best is said of this base alone."
+)
+
+
+def make_tables(
+    benchmark: Benchmark,
+    *,
+    out: Path,
+    cache: Path,
+    data_dir: Path | None,
+    device: torch.device,
+    seeds: int | None = None,
+    only: Sequence[str] = (),
+    display: Display | None = None,
+) -> Document:
+    """Run every method that has no result yet, then print and write all tables; `only` limits what is run."""
+    for key in only:
+        if key not in METHODS or METHODS[key].make is None:
+            known = ", ".join(name for name, entry in METHODS.items() if entry.make)
+            raise RecipeError(f"There is no method {key!r} to run; accepted are {known}.")
+    display = display or Display()
+    display.note(f"[bold]{benchmark.name}[/bold]: {escape(benchmark.description)}")
+    count = benchmark.seeds if seeds is None else seeds
+    run = Run(benchmark, out, cache, data_dir, device, display)
+    save_json(out / "run.json", {"benchmark": benchmark.model_dump(), "versions": versions(), "device": str(device)})
+    run.run(run.jobs(only, count))
+    document = collect(run, count)
+    for grid in document.grids():
+        display.console.print(to_rich(grid))
+    for note in document.notes:
+        display.note(escape(note))
+    for suffix, text in (("md", document.markdown()), ("csv", document.csv()), ("html", document.html())):
+        save_text(out / f"{benchmark.name}.{suffix}", text)
+        display.note(f"wrote {escape(str(out / f'{benchmark.name}.{suffix}'))}")
+    return document
+
+
+def collect(run: Run, seeds: int) -> Document:
+    """The document of all results that are there."""
+    benchmark, sources = run.benchmark, {}
+    for protocol in Protocol:
+        results: dict[str, dict[int, Result]] = {}
+        for job in run.jobs((), seeds):
+            found = run.found(job) if job.protocol is protocol else None
+            if found:
+                results.setdefault(job.key, {})[job.seed] = found
+        sources[protocol] = Source(
+            results,
+            benchmark.columns,
+            list(run.columns),
+            itself(run.recipes[0].data.id),
+            benchmark.paper_id,
+            benchmark.not_run,
+        )
+    command = f"qualms tables {benchmark.name} --seeds {seeds} --out DIR --cache DIR"
+    return Document(
+        benchmark.name,
+        [
+            benchmark.description,
+            f"Made by `{command}`.",
+            _base_line(sources[Protocol.fair]),
+            _READING,
+            *([_ONE_BASE] if benchmark.one_base else []),
+        ],
+        {
+            **{protocol.value: all_tables(source) for protocol, source in sources.items()},
+            "": [cost_table(sources[Protocol.fair])],
+        },
+        reasons(sources[Protocol.fair]),
+    )
+
+
+def _base_line(source: Source) -> str:
+    rates = list(source.collect("base", lambda _, measured: measured.base_error_rate).values())
+    if not rates:
+        return "The base's accuracy is not known: its row was not run."
+    return f"Test accuracy of the base: {100 - np.mean(rates):.2f} % over {len(rates)} seed(s)."

@@ -1,0 +1,87 @@
+"""What a method's verdicts come to: detection of strangers, and of its own and the base's errors."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from training.benchmark.method import Verdict
+from training.errors import ModelError
+from training.evaluate import detection
+
+
+class Detection(BaseModel):
+    """In percent."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    auroc: float
+    aupr: float
+    fpr95: float
+
+
+Detections = dict[str, Detection]
+"""by score"""
+
+
+class Measured(BaseModel):
+    """One method, one seed, one protocol."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    error_rate: float
+    """of the method's own predictions on the test set, in percent"""
+    base_error_rate: float
+    ood: dict[str, Detections]
+    """by column"""
+    own_errors: Detections
+    """of the method's own predictions; empty where it makes none"""
+    base_errors: Detections
+    """of the base's predictions: the same images are wrong for every method"""
+
+
+def measure(
+    verdicts: Mapping[str, Verdict],
+    labels: NDArray[np.int64],
+    base_predictions: NDArray[np.int64],
+    apart: Mapping[str, NDArray[np.bool_]] | None = None,
+) -> Measured:
+    """From verdicts on `test` and on every column; labels and predictions (N,) are those of `test`.
+
+    `apart` names columns that are made of test images, and which of those (N,) are left to compare them with.
+    """
+    test = verdicts["test"]
+    _check_finite(verdicts)
+    own, bases = test.predictions != labels, base_predictions != labels
+    ood = {}
+    for column, verdict in verdicts.items():
+        if column != "test":
+            kept = (apart or {}).get(column, np.ones(len(labels), dtype=bool))
+            ood[column] = {name: _detection(values[kept], verdict.scores[name]) for name, values in test.scores.items()}
+    return Measured(
+        error_rate=100 * float(own.mean()),
+        base_error_rate=100 * float(bases.mean()),
+        ood=ood,
+        own_errors=_errors(test, own),
+        base_errors=_errors(test, bases),
+    )
+
+
+def _errors(test: Verdict, wrong: NDArray[np.bool_]) -> Detections:
+    if not 0 < wrong.sum() < len(wrong):
+        return {}
+    return {name: _detection(values[~wrong], values[wrong]) for name, values in test.scores.items()}
+
+
+def _detection(negatives: NDArray[Any], positives: NDArray[Any]) -> Detection:
+    auroc, aupr, fpr95 = detection(negatives, positives)
+    return Detection(auroc=auroc, aupr=aupr, fpr95=fpr95)
+
+
+def _check_finite(verdicts: Mapping[str, Verdict]) -> None:
+    for column, verdict in verdicts.items():
+        for name, values in verdict.scores.items():
+            if not np.isfinite(values).all():
+                raise ModelError(f"Score {name!r} on {column!r} is not finite.")

@@ -1,0 +1,24 @@
+"""The paper's ablation of the loss: the whole meta-model, trained by cross-entropy."""
+
+from dataclasses import dataclass
+
+from training.benchmark.material import Frozen, View
+from training.benchmark.method import PostHoc, Verdict
+from training.benchmark.methods.heads import TrainedHead, cross_entropy, softmax_verdict, taps, train_head
+from training.meta import build_meta
+
+
+@dataclass
+class CrossEnt(PostHoc):
+    """The meta-model's outputs as logits."""
+
+    def fit(self, frozen: Frozen) -> int:
+        """Train by cross-entropy, and stop by the noisy copies all the same."""
+        widths = [(tap.shape[1],) for tap in frozen.train.view.features.taps]
+        model = build_meta(frozen.recipe.meta, widths, frozen.head.weight.shape[0], frozen.seed)
+        self.head = TrainedHead(model, taps)
+        return train_head(frozen, self.head, frozen.recipe.meta, cross_entropy())
+
+    def score(self, view: View) -> Verdict:
+        """Class, entropy and 1 − max probability of its softmax."""
+        return softmax_verdict(self.head.outputs(view))

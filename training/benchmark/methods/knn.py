@@ -1,0 +1,29 @@
+"""Nearest neighbours (Sun et al., "Out-of-Distribution Detection with Deep Nearest Neighbors", ICML 2022)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from training.benchmark.material import Frozen, View
+from training.benchmark.method import PostHoc, Verdict
+from training.benchmark.methods.geometry import unit
+
+ROWS = 512  # of distances to the whole bank at once
+
+
+@dataclass
+class KNN(PostHoc):
+    """Distance to the k-th nearest training feature, all of unit length."""
+
+    k: int = 50
+
+    def fit(self, frozen: Frozen) -> int:
+        """Keep the training features."""
+        self.bank = torch.from_numpy(unit(frozen.train.view.penultimate)).float().T.contiguous()
+        return self.bank.numel()
+
+    def score(self, view: View) -> Verdict:
+        """The base's classes, and the squared distance to the k-th neighbour."""
+        rows = torch.from_numpy(unit(view.penultimate)).float()
+        nearest = [(part @ self.bank).topk(self.k, dim=1).values[:, -1] for part in torch.split(rows, ROWS)]
+        return Verdict(view.predictions, {"distance": 2 - 2 * torch.cat(nearest).double().numpy()})

@@ -1,0 +1,30 @@
+"""The paper's ablation of everything but the stopping: the base's last layer, trained anew."""
+
+from dataclasses import dataclass
+
+from training.benchmark.material import Frozen, View
+from training.benchmark.method import PostHoc, Verdict
+from training.benchmark.methods.heads import (
+    FirstOnly,
+    TrainedHead,
+    cross_entropy,
+    last,
+    seeded_linear,
+    softmax_verdict,
+    train_head,
+)
+
+
+@dataclass
+class LastLayer(PostHoc):
+    """A fresh linear layer on the penultimate feature, by cross-entropy, stopped by the noisy copies."""
+
+    def fit(self, frozen: Frozen) -> int:
+        """Train the layer."""
+        classes, width = frozen.head.weight.shape
+        self.head = TrainedHead(FirstOnly(seeded_linear(width, classes, frozen.seed)), last)
+        return train_head(frozen, self.head, frozen.recipe.meta, cross_entropy())
+
+    def score(self, view: View) -> Verdict:
+        """Class, entropy and 1 − max probability of its softmax."""
+        return softmax_verdict(self.head.outputs(view))

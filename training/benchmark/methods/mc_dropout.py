@@ -1,0 +1,78 @@
+"""MC Dropout (Gal & Ghahramani, "Dropout as a Bayesian Approximation: Representing Model Uncertainty in Deep
+Learning", ICML 2016)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from training.benchmark.material import Pictures, Shown
+from training.benchmark.method import NotApplicableError, OnImages, Verdict
+from training.benchmark.methods.networks import batches, new_network, section_for, train_network
+
+
+@dataclass
+class MCDropout(OnImages):
+    """The base's architecture trained with dropout, which stays on while the passes over an image are averaged.
+
+    A network's own dropout is used where it has some; otherwise there is one in front of each linear layer.
+    """
+
+    samples: int = 20
+    """T: passes over each image"""
+    dropout: float = 0.5
+    """probability of dropping a unit, where the network has no dropout of its own"""
+    epochs: int | None = None
+    """of training; None takes as many as the base"""
+
+    def fit(self, pictures: Pictures) -> int:
+        """Train as the base is trained."""
+        self.model = with_dropout(new_network(pictures), self.dropout)
+        self.seed, self.device = pictures.seed, pictures.device
+        return train_network(pictures, self.model, section_for(pictures, self.epochs))
+
+    @torch.inference_mode()
+    def score(self, shown: Shown) -> Verdict:
+        """Class of the mean probabilities; their entropy, and the mutual information with the network drawn."""
+        _drop_at_test(self.model.to(self.device))
+        parts = []
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)  # dropout draws from the global generator
+            for batch in batches(shown, self.device):
+                logits = torch.stack([self.model(batch) for _ in range(self.samples)])
+                parts.append(logits.double().log_softmax(dim=-1).cpu())
+        found = [sampled(logs) for logs in parts]
+        predictions, entropy, information = (torch.cat(column).numpy() for column in zip(*found, strict=True))
+        return Verdict(predictions.astype(np.int64), {"entropy": entropy, "mutual_information": information})
+
+
+def sampled(logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log probabilities (T, N, K) to class, entropy of the mean, and that less the mean entropy, (N,) each."""
+    p = logs.exp()
+    mean = p.mean(dim=0)
+    entropy = -torch.special.xlogy(mean, mean).sum(dim=-1)
+    # A logarithm stays finite where its probability underflows to 0, so that no product is NaN.
+    expected = -(p * logs).sum(dim=-1).mean(dim=0)
+    return mean.argmax(dim=-1), entropy, entropy - expected
+
+
+def with_dropout(model: nn.Module, probability: float) -> nn.Module:
+    """`model` itself if it drops anything, else with dropout in front of each of its linear layers."""
+    if any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules()):
+        return model
+    layers = [(name, module) for name, module in model.named_modules() if name and isinstance(module, nn.Linear)]
+    if not layers:
+        raise NotApplicableError("the network has neither dropout nor a linear layer to put it in front of")
+    for name, layer in layers:
+        model.set_submodule(name, nn.Sequential(nn.Dropout(probability), layer))
+    return model
+
+
+def _drop_at_test(model: nn.Module) -> None:
+    """Evaluation mode, in which batch normalisation is fixed, with dropout on."""
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, _DropoutNd):
+            module.train()

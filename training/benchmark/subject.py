@@ -1,0 +1,124 @@
+"""A frozen base and its data under one protocol: makes what methods are given, each forward pass once."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from training.benchmark.material import Frozen, Head, Known, Labelled, Pictures, Shown, View
+from training.benchmark.protocol import Protocol, Role, normaliser
+from training.context import RunContext
+from training.data.noise import apply_noise
+from training.features import Extractor, Features, cached_features
+from training.prepare import CORRUPTED
+from training.stages import base
+from training.stages.features import example, extractor
+from training.taps import Tapped, open_head
+
+OUTLIERS = 10_000
+"""training images that noisy copies are made of for whole-network methods"""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One base, its splits and strangers; `seed` is the methods' own."""
+
+    context: RunContext
+    protocol: Protocol
+    seed: int
+    strangers: dict[str, NDArray[np.uint8]]
+    """the columns of the tables, (N, H, W, C) each"""
+
+    @property
+    def test_labels(self) -> NDArray[np.int64]:
+        """(N,)"""
+        return self.context.data.parts["test"].labels
+
+    def shown(self) -> dict[str, Shown]:
+        """What is scored: the test set, as `test`, and every column."""
+        found = {"test": self._show(self.context.data.parts["test"].images, Role.known)}
+        for name, images in self.strangers.items():
+            found[name] = self._show(images, Role.noise if name == CORRUPTED else Role.stranger)
+        return found
+
+    def views(self) -> dict[str, View]:
+        """The same as the frozen base sees them."""
+        shown = self.shown()
+        return self.context.once(f"views, {self.protocol}", lambda: {name: self.view(shown[name]) for name in shown})
+
+    def frozen(self, folder: Path) -> Frozen:
+        """What a post-hoc method learns from; it keeps checkpoints in `folder`."""
+        return Frozen(
+            train=self._known("train"),
+            validation=self._known("validation"),
+            fit=self._known("fit"),
+            noisy=self.context.once(f"noisy, {self.protocol}, {self.seed}", self._noisy_views),
+            head=self.head,
+            recipe=self.context.recipe,
+            seed=self.seed,
+            folder=folder,
+            device=self.context.device,
+        )
+
+    def pictures(self, folder: Path) -> Pictures:
+        """What a method on images learns from; it keeps checkpoints and weights in `folder`."""
+        parts = self.context.data.parts
+        known = {name: Labelled(self._show(parts[name].images, Role.known), parts[name].labels) for name in parts}
+        return Pictures(
+            train=known["train"],
+            validation=known["validation"],
+            outliers=lambda: [self._show(images, Role.noise) for images in self._noisy("train", OUTLIERS)],
+            new_network=self._new_network,
+            recipe=self.context.recipe,
+            seed=self.seed,
+            folder=folder,
+            device=self.context.device,
+        )
+
+    def view(self, shown: Shown) -> View:
+        """What the frozen base says about images, computed once and kept on disk."""
+        context, (opened, penultimate, _) = self.context, self._opened
+        names = extractor(context).tapped.names
+        whole = Extractor(shown.normalise, Tapped(opened, [*names, penultimate]), extractor(context).reduce).eval()
+        with context.display.bar("the base's one pass", len(shown.images)) as advance:
+            found = cached_features(whole, shown.images, context.cache / "features", context.device, progress=advance)
+        return View(Features(found.taps[:-1], found.logits, found.folder), found.taps[-1])
+
+    @property
+    def head(self) -> Head:
+        """The base's last linear layer."""
+        _, _, layer = self._opened
+        weight = layer.weight.detach().cpu().double().numpy()
+        bias = np.zeros(len(weight)) if layer.bias is None else layer.bias.detach().cpu().double().numpy()
+        return Head(weight, bias)
+
+    @property
+    def _opened(self) -> tuple[nn.Module, str, nn.Linear]:
+        context = self.context
+        return context.once("open head", lambda: open_head(base.frozen_base(context).cpu(), example(context)))
+
+    def _new_network(self) -> nn.Module:
+        own = replace(self.context, seed=self.seed)
+        own.data = self.context.data
+        return base.new_base(own)
+
+    def _known(self, split: str) -> Known:
+        part = self.context.data.parts[split]
+        view = self.context.once(f"view of {split}", lambda: self.view(self._show(part.images, Role.known)))
+        return Known(view, part.labels)
+
+    def _noisy_views(self) -> list[View]:
+        return [self.view(self._show(images, Role.noise)) for images in self._noisy("validation")]
+
+    def _noisy(self, split: str, limit: int | None = None) -> list[NDArray[np.uint8]]:
+        meta, images = self.context.recipe.meta, self.context.data.parts[split].images[:limit]
+        return [
+            apply_noise(images, kinds, np.random.default_rng([self.seed, draw]))
+            for kinds in meta.stop_noise
+            for draw in range(meta.noise_draws)
+        ]
+
+    def _show(self, images: NDArray[np.uint8], role: Role) -> Shown:
+        return Shown(images, normaliser(self.protocol, role, self.context.recipe.input))

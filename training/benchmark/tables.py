@@ -1,0 +1,172 @@
+"""From results to the paper's tables: every method has its rows, every set its column, or the reason why not."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from training.benchmark.cells import Cell, Row, Table, mark_best
+from training.benchmark.measure import Detections, Measured
+from training.benchmark.registry import METHODS, SHORT, Group
+from training.benchmark.run import Result
+from training.paper import Figure, figure
+
+NOT_AVAILABLE = "not available"
+NOT_RUN = "not run"
+METRICS = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """All results of one protocol, and what the tables need to know of the benchmark."""
+
+    results: Mapping[str, Mapping[int, Result]]
+    """by method and seed"""
+    columns: Sequence[str]
+    available: Sequence[str]
+    """those columns that there are data for"""
+    itself: str
+    """the column of the in-distribution set against itself"""
+    paper_id: str | None
+    not_run: Mapping[str, str]
+    """methods that the benchmark leaves out, with the reason"""
+
+    def measured(self, key: str) -> dict[int, tuple[Result, Measured]]:
+        """A method's results by seed, those that have figures."""
+        found = self.results.get(key, {})
+        return {seed: (result, result.measured) for seed, result in found.items() if result.measured}
+
+    def collect(self, key: str, get: Callable[[Result, Measured], float | None]) -> dict[int, float]:
+        """One figure of a method by seed."""
+        found = {seed: get(*pair) for seed, pair in self.measured(key).items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def cell(self, key: str, get: Callable[[Result, Measured], float | None], decimals: int = 1) -> Cell:
+        """The same as a cell."""
+        return Cell(self.collect(key, get), decimals=decimals, missing="–" if self.measured(key) else NOT_RUN)
+
+    def detection(self, key: str, score: str, metric: str, where: Callable[[Measured], Detections]) -> Cell:
+        """A metric of one score among the detections that `where` picks."""
+
+        def get(_: Result, measured: Measured) -> float | None:
+            found = where(measured).get(score)
+            return None if found is None else float(getattr(found, metric))
+
+        return self.cell(key, get)
+
+    def figure(self, key: str, task: str, score: str, column: str | None, metric: str) -> Figure | None:
+        """The paper's; one that it gives without naming a score stands beside the score that it means."""
+        entry = METHODS[key]
+        name = entry.paper.get(task)
+        if name is None or self.paper_id is None or (entry.single and score != entry.single):
+            return None
+        return figure(task, self.paper_id, name, None if entry.single else SHORT.get(score), column, metric)
+
+    def rows(self, groups: Iterable[Group]) -> list[tuple[str, str]]:
+        """Methods and scores in the order of the registry; a method without results has one row."""
+        wanted, found = list(groups), []
+        for key, entry in METHODS.items():
+            if entry.group in wanted:
+                measured = [measured for _, measured in self.measured(key).values()]
+                scores = dict.fromkeys(score for one in measured for ood in one.ood.values() for score in ood)
+                order = sorted(scores, key=lambda score: list(SHORT).index(score) if score in SHORT else -1)
+                found += [(key, score) for score in order or [entry.single or ""]]
+        return found
+
+
+def all_tables(source: Source) -> list[Table]:
+    """Every table of one protocol but that of cost, which no protocol changes."""
+    return [
+        *(ood_table(source, metric) for metric in METRICS),
+        error_table(source, own=True),
+        error_table(source, own=False),
+        ablation_table(source),
+    ]
+
+
+def ood_table(source: Source, metric: str) -> Table:
+    """Methods × OOD sets."""
+    rows = [_ood_row(source, key, score, metric, "ood") for key, score in source.rows(("paper", "today", "control"))]
+    return _over_sets(source, "ood", f"OOD detection, {METRICS[metric]} in %", METRICS[metric], rows)
+
+
+def ablation_table(source: Source) -> Table:
+    """The paper's ablations beside the base and the whole method."""
+    chosen = [(key, score) for key, score in source.rows(("paper", "ablation")) if "ablation" in METHODS[key].paper]
+    rows = [_ood_row(source, key, score, "auroc", "ablation") for key, score in chosen]
+    return _over_sets(source, "ablation", "Ablations, AUROC in %", "AUROC", rows)
+
+
+def error_table(source: Source, *, own: bool) -> Table:
+    """Detection of errors: each method's own, as published, or the base's, which are the same for all."""
+    rows = []
+    for key, score in source.rows(("paper", "ablation", "today")):
+        cells = [source.cell(key, lambda _, m: m.error_rate if own else m.base_error_rate, decimals=2)]
+        for metric, name in METRICS.items():
+            cell = source.detection(key, score, metric, lambda m: m.own_errors if own else m.base_errors)
+            paper = source.figure(key, "misclassification", score, None, name) if own else None
+            cells.append(cell.beside(paper))
+        rows.append(_row(key, score, cells))
+    whose = "errors of the method itself, as published" if own else "errors of the base, the same for every method"
+    columns = ["error rate", *METRICS.values()]
+    name = "own errors" if own else "errors of the base"
+    table = Table(name, f"Misclassification detection in %: {whose}", None, columns, rows)
+    return mark_best(table, unrated=("error rate",))
+
+
+def cost_table(source: Source) -> Table:
+    """What a method costs beside the base's one pass."""
+    rows = []
+    for key in dict.fromkeys(key for key, _ in source.rows(("paper", "ablation", "today"))):
+        cells = [
+            source.cell(key, lambda result, _: result.fit_seconds),
+            source.cell(key, lambda result, _: 1e6 * result.score_seconds / result.images),
+            source.cell(key, lambda result, _: float(result.kept), decimals=0),
+        ]
+        rows.append(_row(key, "", cells))
+    columns = ["seconds to fit", "microseconds to score an image", "numbers kept beside the base"]
+    return Table("cost", "Cost beside the base's one pass", None, columns, rows)
+
+
+def reasons(source: Source) -> list[str]:
+    """One sentence for each method without results and each column without data."""
+    found = [
+        f"{entry.title}: not run: {_reason(source, key)}." for key, entry in METHODS.items() if not source.measured(key)
+    ]
+    missing = [name for name in source.columns if name not in source.available]
+    return found + [f"Column {name}: not available: there are no data for it." for name in missing]
+
+
+def _over_sets(source: Source, name: str, title: str, metric: str, rows: list[Row]) -> Table:
+    columns = [*source.columns, "mean", "worst", source.itself]
+    return mark_best(Table(name, title, metric, columns, rows), unrated=(source.itself,))
+
+
+def _ood_row(source: Source, key: str, score: str, metric: str, task: str) -> Row:
+    """A cell for each set, their mean, the worst of them, and the in-distribution set against itself."""
+    cells = []
+    for column in source.columns:
+        if column in source.available:
+            cell = source.detection(key, score, metric, lambda m, column=column: m.ood.get(column, {}))  # type: ignore[misc]
+        else:
+            cell = Cell(missing=NOT_AVAILABLE)
+        cells.append(cell.beside(source.figure(key, task, score, column, METRICS[metric])))
+    present = [cell.values for cell in cells if cell.values]
+    seeds = set.intersection(*(set(values) for values in present)) if present else set()
+    each = {seed: [values[seed] for values in present] for seed in sorted(seeds)}
+    worst = max if metric == "fpr95" else min
+    missing = cells[0].missing if not source.measured(key) else "–"
+    cells.append(Cell({seed: float(np.mean(values)) for seed, values in each.items()}, missing=missing))
+    cells.append(Cell({seed: worst(values) for seed, values in each.items()}, missing=missing))
+    cells.append(source.detection(key, score, metric, lambda m: m.ood.get(source.itself, {})))
+    return _row(key, score, cells)
+
+
+def _row(key: str, score: str, cells: list[Cell]) -> Row:
+    entry = METHODS[key]
+    return Row(entry.title, SHORT.get(score, score.replace("_", " ")), cells, rated=entry.group != "control")
+
+
+def _reason(source: Source, key: str) -> str:
+    given = [result.reason for result in source.results.get(key, {}).values() if result.reason]
+    return METHODS[key].reason or source.not_run.get(key) or (given[0] if given else "left out of this run by --only")
