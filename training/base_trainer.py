@@ -1,5 +1,6 @@
-"""Train a base classifier: cross-entropy and SGD on images held in memory, with checkpoints that resume exactly."""
+"""Train a base classifier on images held in memory, with checkpoints that resume exactly."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +29,17 @@ def train_base(
     fingerprint: str,
     device: torch.device,
     hooks: Hooks | None = None,
+    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    clip_norm: float | None = None,
 ) -> Progress:
-    """Train `model` in place on images (N, H, W, C) and labels (N,)."""
+    """Train `model` in place on images (N, H, W, C) and labels (N,).
+
+    `criterion` takes the model's outputs (N, K) and labels (N,) to the mean loss.
+    """
     model.to(device)
     normalise.to(device)
     pixels, targets = torch.from_numpy(images), torch.from_numpy(labels)
-    schedule = Schedule(len(labels), section.batch, section.epochs, section.rate(len(labels)), seed)
+    schedule = Schedule(len(labels), section.batch, section.epochs, section.rate(len(labels)), seed, clip_norm)
     optimizer = make_optimizer(model, section)
 
     def loss(indices: NDArray[np.int64], generator: torch.Generator) -> Tensor:
@@ -41,7 +47,7 @@ def train_base(
         batch = pixels[chosen]
         if section.augment == "crop-flip":
             batch = crop_and_flip(batch, generator)
-        return F.cross_entropy(model(normalise(batch.to(device))), targets[chosen].to(device))
+        return criterion(model(normalise(batch.to(device))), targets[chosen].to(device))
 
     return run(model, optimizer, loss, schedule, checkpoint, fingerprint, hooks)
 

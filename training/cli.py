@@ -38,6 +38,7 @@ def register(app: typer.Typer) -> None:
     app.command()(evaluate)
     app.command()(calibrate)
     app.command()(compare)
+    app.command()(tables)
     app.command()(data)
     app.command()(recipes)
     app.command("bench-fit")(bench_fit)
@@ -94,6 +95,7 @@ def calibrate(
         str, typer.Argument(metavar="DATA", help="NAME-SPLIT.npz, or a folder of class folders of images.")
     ],
     out: Annotated[Path | None, typer.Option(help="Write here.", show_default="over MODEL")] = None,
+    name: Annotated[str | None, typer.Option(help="Its name from now on.", show_default="as it is")] = None,
     target_fpr: Annotated[float | None, typer.Option(help="Default false-alarm rate.", show_default="as it is")] = None,
     target_risk: Annotated[
         float | None, typer.Option(help="Default risk of trusted predictions.", show_default="as it is")
@@ -106,7 +108,7 @@ def calibrate(
     if out is None and model in available():
         raise typer.BadParameter(f"the embedded model {model} is not written over: give --out")
     path = resolve(model)
-    recalibrate(path, data, out or path, target_fpr=target_fpr, target_risk=target_risk)
+    recalibrate(path, data, out or path, name=name, target_fpr=target_fpr, target_risk=target_risk)
 
 
 def compare(
@@ -117,6 +119,36 @@ def compare(
     from training.compare import compare_runs
 
     compare_runs(first, second)
+
+
+def tables(
+    benchmark: Annotated[str, typer.Argument(help="mnist, cifar10, tiny, or a .toml file.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for results and tables.")],
+    data: Data = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Where bases and features are kept; recipes may share it.", show_default="OUT/cache"),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many, from 0.", show_default="the benchmark's")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Run this method alone; repeat for more.", show_default="all")
+    ] = None,
+    device: Device = Device.auto,
+) -> None:
+    """Make the paper's tables again: every method, two protocols; run it again to go on where it was interrupted."""
+    from training.benchmark.command import make_tables
+    from training.benchmark.definition import load_benchmark
+    from training.device import pick_device
+
+    make_tables(
+        load_benchmark(benchmark),
+        out=out,
+        cache=cache or out / "cache",
+        data_dir=data,
+        device=pick_device(device.value),
+        seeds=seeds,
+        only=only or [],
+    )
 
 
 def data(

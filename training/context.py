@@ -66,9 +66,9 @@ class RunContext:
             self._memory[name] = make()
         return cast(T, self._memory[name])
 
-    def around(self, base: nn.Module) -> "RunContext":
-        """The same run on the same data with another base, and nothing made yet."""
-        other = replace(self, _memory={"base": base})
+    def around(self, base: nn.Module, recipe: Recipe | None = None) -> "RunContext":
+        """The same run on the same data with another base, or also another recipe for it, and nothing made yet."""
+        other = replace(self, recipe=recipe or self.recipe, _memory={"base": base})
         other.data = self.data
         return other
 

@@ -74,6 +74,8 @@ class Hooks:
 
     select: Callable[[nn.Module], float] | None = None
     """value of the model after an epoch; the best epoch's weights are kept (strictly better only)"""
+    patience: int | None = None
+    """after how many epochs without a better one training ends"""
     on_step: Callable[[int, float], None] | None = None
     on_epoch: Callable[[dict[str, float]], None] | None = None
 
@@ -94,7 +96,7 @@ def run(
     """
     hooks = hooks or Hooks()
     progress = _resume(model, optimizer, checkpoint, fingerprint)
-    while progress.step < schedule.steps:
+    while progress.step < schedule.steps and not _out_of_patience(hooks, progress):
         value = _step(model, optimizer, loss, schedule, progress.step)
         progress.losses.append(value)
         progress.step += 1
@@ -152,6 +154,13 @@ def _finish_epoch(model: nn.Module, hooks: Hooks, schedule: Schedule, progress: 
     progress.history.append(row)
     if hooks.on_epoch:
         hooks.on_epoch(row)
+
+
+def _out_of_patience(hooks: Hooks, progress: Progress) -> bool:
+    """Known from what a checkpoint holds, so that a resumed run ends where the first one would have."""
+    if hooks.patience is None or progress.best_epoch is None:
+        return False
+    return len(progress.history) - progress.best_epoch >= hooks.patience
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, fingerprint: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from training.errors import RecipeError
+from training.recipe import MetaSection
 
 CENTRE, RADIUS = 1.0, 11.0  # z stays within [-10, 12]; the optimum, log(1 + 1/λ), is well inside
 TINY = 1e-6  # a tap that varies less than this is constant
@@ -200,6 +201,13 @@ class PooledMeta(MetaModel):
         meta = [branch(scale(x)) for branch, scale, x in taps]
         z: Tensor = self.clamp(self.combine(torch.cat(meta, dim=1)))
         return z
+
+
+def build_meta(section: MetaSection, widths: Sequence[tuple[int, ...]], classes: int, seed: int) -> MetaModel:
+    """An untrained meta-model of the recipe's form for reduced taps of these widths."""
+    if section.form == "published":
+        return PublishedMeta(widths, classes, section.branches, seed)
+    return PooledMeta(widths, classes, section.hidden, seed)
 
 
 @contextmanager

@@ -18,6 +18,10 @@ from training.loop import Hooks, Progress, Schedule, run
 from training.optimizers import make_optimizer
 from training.recipe import MetaSection
 
+ROWS = 4096  # of features that a head is shown at once
+Doubt = Callable[[Tensor], NDArray[np.float64]]
+"""outputs of a head (N, K) to doubts (N,): larger is more doubtful"""
+
 
 @dataclass(frozen=True)
 class StoppingData:
@@ -26,6 +30,25 @@ class StoppingData:
     features: Features
     labels: NDArray[np.int64]
     noisy: list[Features]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a head on frozen features is trained for, and by which of its doubts it is stopped."""
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    """outputs (N, K) and labels (N,) to the mean loss"""
+    doubt: Doubt
+
+
+def dirichlet_objective(section: MetaSection) -> Objective:
+    """The paper's: the ELBO of Dir(α), stopped by the recipe's score."""
+
+    def loss(log_alpha: Tensor, labels: Tensor) -> Tensor:
+        prior = torch.full(log_alpha.shape[1:], section.prior, dtype=torch.float64, device=log_alpha.device)
+        return negative_elbo(log_alpha, labels, section.kl_weight, prior)
+
+    return Objective(loss, _dirichlet_doubt(section.stop_score))
 
 
 def train_meta(
@@ -40,36 +63,48 @@ def train_meta(
     fingerprint: str,
     device: torch.device,
     hooks: Hooks | None = None,
+    objective: Objective | None = None,
 ) -> Progress:
-    """Train `model` in place and leave the weights of the best epoch in it."""
+    """Train `model` in place and leave the weights of the best epoch in it; by default for the paper's objective."""
     hooks = hooks or Hooks()
+    objective = objective or dirichlet_objective(section)
     model.to(device)
     targets = torch.from_numpy(labels).to(device)
-    prior = torch.full((stopping.features.logits.shape[1],), section.prior, dtype=torch.float64, device=device)
     rate = section.rate(len(labels))
     schedule = Schedule(len(labels), section.batch, section.epochs, rate, seed, section.clip_norm)
 
     def loss(indices: NDArray[np.int64], _: torch.Generator) -> Tensor:
-        log_alpha = model(features.batch(indices, device))
-        return negative_elbo(log_alpha, targets[torch.from_numpy(indices)], section.kl_weight, prior)
+        return objective.loss(model(features.batch(indices, device)), targets[torch.from_numpy(indices)])
 
-    select = _selector(stopping, section, device)
+    select = _selector(stopping, section, objective.doubt, device)
     chosen = Hooks(select=select, on_step=hooks.on_step, on_epoch=hooks.on_epoch)
     return run(model, make_optimizer(model, section), loss, schedule, checkpoint, fingerprint, chosen)
 
 
 @torch.inference_mode()
+def outputs(model: nn.Module, features: Features, device: torch.device) -> Tensor:
+    """What a head says about features, (N, K), on the CPU."""
+    parts = []
+    for start in range(0, len(features.logits), ROWS):
+        indices = np.arange(start, min(start + ROWS, len(features.logits)))
+        parts.append(model(features.batch(indices, device)).cpu())
+    return torch.cat(parts)
+
+
 def meta_score(model: nn.Module, features: Features, score: str, device: torch.device) -> NDArray[np.float64]:
     """Doubt (N,) by one score: larger is more doubtful, whatever the score's own direction."""
-    parts = []
-    for start in range(0, len(features.logits), 4096):
-        indices = np.arange(start, min(start + 4096, len(features.logits)))
-        parts.append(getattr(scores(model(features.batch(indices, device))), score).cpu().numpy())
-    return doubt(np.concatenate(parts), SCORES[score].direction)
+    return _dirichlet_doubt(score)(outputs(model, features, device))
 
 
-def _selector(stopping: StoppingData, section: MetaSection, device: torch.device) -> Callable[[nn.Module], float]:
-    """AUROC of the stopping score for the recipe's task."""
+def _dirichlet_doubt(score: str) -> Doubt:
+    direction = SCORES[score].direction
+    return lambda log_alpha: doubt(getattr(scores(log_alpha), score).numpy(), direction)
+
+
+def _selector(
+    stopping: StoppingData, section: MetaSection, doubts: Doubt, device: torch.device
+) -> Callable[[nn.Module], float]:
+    """AUROC of the stopping doubts for the recipe's task."""
     wrong = stopping.features.logits.argmax(axis=1) != stopping.labels
     if section.stop_task == "misclassification" and not 0 < wrong.sum() < len(wrong):
         raise DataError(
@@ -78,14 +113,14 @@ def _selector(stopping: StoppingData, section: MetaSection, device: torch.device
         )
 
     def by_noise(model: nn.Module) -> float:
-        clean = meta_score(model, stopping.features, section.stop_score, device)
+        clean = doubts(outputs(model, stopping.features, device))
         values = []
         for noisy in stopping.noisy:
-            doubts = np.concatenate([clean, meta_score(model, noisy, section.stop_score, device)])
-            values.append(roc_auc_score(np.arange(len(doubts)) >= len(clean), doubts))
+            both = np.concatenate([clean, doubts(outputs(model, noisy, device))])
+            values.append(roc_auc_score(np.arange(len(both)) >= len(clean), both))
         return float(np.mean(values))
 
     def by_errors(model: nn.Module) -> float:
-        return float(roc_auc_score(wrong, meta_score(model, stopping.features, section.stop_score, device)))
+        return float(roc_auc_score(wrong, doubts(outputs(model, stopping.features, device))))
 
     return by_noise if section.stop_task == "ood" else by_errors

@@ -19,5 +19,10 @@ class Normalise(nn.Module):
         self.register_buffer("shift", shift.float())
 
     def forward(self, images: Tensor) -> Tensor:
-        """The permuted result is channels-last in memory, which convolutions on a CPU like best."""
-        return (images.float() * self.scale - self.shift).permute(0, 3, 1, 2)
+        """The result stays channels-last in memory, which convolutions on a CPU like best.
+
+        Pixels are permuted first: ONNX Runtime multiplies rows of pixels by one number far quicker than each pixel by
+        three.
+        """
+        planes = images.permute(0, 3, 1, 2).float()
+        return planes * self.scale[:, None, None] - self.shift[:, None, None]

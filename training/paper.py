@@ -28,6 +28,7 @@ _SETS = {
     "tiny_imagenet": "TinyImageNet",
     "lsun": "LSUN",
 }
+_SETS_OF_ABLATIONS = {"tiny_imagenet": "TIM"}
 
 
 class Figure(NamedTuple):
@@ -40,13 +41,24 @@ class Figure(NamedTuple):
 def ood_figure(paper_id: str | None, score: str, data: str, metric: str) -> Figure | None:
     """What the paper's OOD table says for our names of score and set, or None where it says nothing."""
     method, short = _SCORES.get(score, (None, None))
-    return _figures().get(("ood", paper_id, method, short, _SETS.get(data), metric))
+    return figure("ood", paper_id, method, short, data, metric)
 
 
 def error_figure(paper_id: str | None, score: str, metric: str) -> Figure | None:
     """The same for the misclassification table."""
     method, short = _SCORES.get(score, (None, None))
-    return _figures().get(("misclassification", paper_id, method, short, None, metric))
+    return figure("misclassification", paper_id, method, short, None, metric)
+
+
+def figure(
+    task: str, paper_id: str | None, method: str | None, score: str | None, data: str | None, metric: str
+) -> Figure | None:
+    """A figure by the paper's names, but for the data set's, which is ours; None where the paper gives none."""
+    if data is not None and data not in _SETS:
+        return None
+    names = [None] if data is None else [_SETS[data], _SETS_OF_ABLATIONS.get(data)]
+    found = (_figures().get((task, paper_id, method, score, name, metric)) for name in names)
+    return next((value for value in found if value), None)
 
 
 @lru_cache(maxsize=1)

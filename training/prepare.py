@@ -89,9 +89,14 @@ def strangers(recipe: Recipe, test: Part, data_dir: Path | None, display: Displa
     if recipe.data.corrupted:
         found[CORRUPTED] = corrupt(test.images[: recipe.data.limit], np.random.default_rng(0))
     source = load(recipe.data.id, "test", data_dir)
-    half = np.sort(np.random.default_rng(1).permutation(len(source))[: (len(source) + 1) // 2])
+    half = itself_half(len(source))
     found[itself(recipe.data.id)] = _conform(recipe, recipe.data.id, source, half, display).images
     return found
+
+
+def itself_half(count: int) -> NDArray[np.int64]:
+    """Which of `count` in-distribution test images are shown as strangers."""
+    return np.sort(np.random.default_rng(1).permutation(count)[: (count + 1) // 2])
 
 
 def _check_pair(train: ImageSet, test: ImageSet, digests: dict[str, str]) -> None:

@@ -24,6 +24,7 @@ def recalibrate(
     data: str,
     out: Path,
     *,
+    name: str | None = None,
     target_fpr: float | None = None,
     target_risk: float | None = None,
     display: Display | None = None,
@@ -32,6 +33,7 @@ def recalibrate(
 
     The candidate thresholds of the trust decision remain those of the original fit split, so that the new
     images test them and do not choose them. The old evaluation is dropped: its promises were others.
+    A new `name` keeps the two apart in metrics and dashboards.
     """
     display = display or Display(Console(stderr=True))
     bundle = open_bundle(model)
@@ -51,6 +53,7 @@ def recalibrate(
         outputs = runner(pixels, progress=advance)
     trust = manifest.calibration.trust
     update = {
+        "name": name or manifest.name,
         "operating": operating,
         "calibration": calibrate(
             outputs,

@@ -1,5 +1,6 @@
 """Taps: what a frozen base computes on the way to its logits, read at named modules without changing it."""
 
+import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -99,6 +100,25 @@ def choose_taps(base: nn.Module, example: Tensor) -> list[str]:
             "training.taps.list_taps lists."
         )
     return chosen if penultimate is None or penultimate in chosen else [*chosen, penultimate]
+
+
+def open_head(base: nn.Module, example: Tensor) -> tuple[nn.Module, str, nn.Linear]:
+    """A copy of `base` in which what its last linear layer sees can be tapped, the tap's name, and that layer.
+
+    The layer must take (N, D) and make the logits.
+    """
+    calls = _trace(base, example)
+    linear = [call for call in calls if isinstance(base.get_submodule(call.name), nn.Linear)]
+    with torch.no_grad():
+        logits = base(example)
+    last = linear[-1] if linear else None
+    if last is None or not isinstance(last.output, Tensor) or not torch.equal(last.output, logits):
+        raise ModelError(f"The logits of {type(base).__name__} are not made by a linear layer, which is needed here.")
+    opened = copy.deepcopy(base)
+    layer = opened.get_submodule(last.name)
+    assert isinstance(layer, nn.Linear)
+    opened.set_submodule(last.name, nn.Sequential(nn.Identity(), layer))
+    return opened.eval(), f"{last.name}.0", layer
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
 import io
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -58,3 +59,12 @@ def tiny() -> Callable[[Mapping[str, Any]], Recipe]:
         return check_recipe(document, "of a test")
 
     return alter
+
+
+@pytest.fixture
+def data_dir() -> Path:
+    """The user's data folder; a test that needs it is skipped where there is none."""
+    folder = os.environ.get("QUALMS_DATA")
+    if not folder:
+        pytest.skip("QUALMS_DATA names no folder of real data sets")
+    return Path(folder)

@@ -339,3 +339,19 @@ def test_a_killed_process_goes_on_to_the_same_weights(tmp_path: Path, capsys: py
     assert len(steps) < 42
     expected, found = (torch.load(folder / "weights.pt", weights_only=True) for folder in (whole, cut))
     assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_patience_ends_a_run_and_a_resumed_one_at_the_same_epoch(tmp_path: Path) -> None:
+    values = [1.0, 3.0, 2.0, 3.0, 9.0]  # an equal value is not a better one
+    schedule = Schedule(EXAMPLES, BATCH, EPOCHS, lambda _: 0.01, seed=4)
+
+    def train(patience: int) -> tuple[Task, Progress]:
+        task, given = Task(), iter(values)
+        hooks = Hooks(select=lambda _: next(given), patience=patience)
+        return task, run(task.model, task.optimizer, task.loss, schedule, tmp_path / "file.pt", "mine", hooks)
+
+    task, found = train(patience=2)
+    assert (len(found.history), found.best_epoch, len(task.drawn)) == (4, 2, 28)
+    again, found = train(patience=2)
+    assert (len(found.history), found.best_epoch, len(again.drawn)) == (4, 2, 0)
+    assert_same_weights(again.model, task.model)

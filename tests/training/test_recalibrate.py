@@ -39,6 +39,12 @@ def test_thresholds_follow_the_new_images_and_the_graph_stays(tiny_bundle: Path,
     assert point.flags(values).sum() == point.k - 1  # strictly beyond the k-th most doubtful of these very images
 
 
+def test_a_new_name_is_taken_and_otherwise_the_old_one_stays(tiny_bundle: Path, shapes: str, tmp_path: Path) -> None:
+    old = open_bundle(tiny_bundle).manifest.name
+    assert recalibrate(tiny_bundle, shapes, tmp_path / "a.onnx").manifest.name == old
+    assert recalibrate(tiny_bundle, shapes, tmp_path / "b.onnx", name="mine").manifest.name == "mine"
+
+
 def test_trust_is_counted_again_on_the_old_grid(tiny_bundle: Path, shapes: str, tmp_path: Path) -> None:
     before = open_bundle(tiny_bundle).manifest
     after = recalibrate(tiny_bundle, shapes, tmp_path / "new.onnx").manifest

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from training.errors import ModelError
 from training.meta import PooledMeta, Reduce
 from training.models import build, freeze
-from training.taps import Tapped, choose_taps, list_taps, tap_shapes
+from training.taps import Tapped, choose_taps, list_taps, open_head, tap_shapes
 
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
 
@@ -222,3 +222,20 @@ def test_onnx_runtime_agrees_with_torch_for_every_batch_size(tmp_path: Path, gri
             wanted = model(images)
         for ours, theirs in zip(wanted, session.run(None, {"x": images.numpy()}), strict=True):
             np.testing.assert_allclose(theirs, ours.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet20", "small"])
+def test_an_open_head_shows_what_the_last_linear_layer_sees(name: str) -> None:
+    base = freeze(build(name, 5))
+    before = base(IMAGES)
+    opened, tap, layer = open_head(base, IMAGES)
+    logits, (feature,) = Tapped(opened, [tap])(IMAGES)
+    torch.testing.assert_close(logits, before)
+    torch.testing.assert_close(feature @ layer.weight.T + layer.bias, before)
+    assert not any(name.endswith(".0.weight") and name.startswith("fc") for name in base.state_dict())  # a copy
+
+
+def test_a_base_whose_logits_no_linear_layer_makes_has_no_head_to_open() -> None:
+    base = Scripted(lambda layer, x: layer(x.flatten(1)) * 2, nn.Linear(3 * 32 * 32, 4))
+    with pytest.raises(ModelError, match="logits of Scripted are not made by a linear layer"):
+        open_head(base, IMAGES)

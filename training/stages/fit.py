@@ -10,7 +10,7 @@ import torch
 from training.context import RunContext
 from training.files import fingerprint, save_json, save_torch
 from training.loop import Hooks
-from training.meta import MetaModel, PooledMeta, PublishedMeta
+from training.meta import MetaModel, PooledMeta, build_meta
 from training.meta_trainer import StoppingData, train_meta
 from training.models import identity, load_weights
 from training.provenance import parameters
@@ -51,10 +51,7 @@ def new_meta(context: RunContext) -> MetaModel:
     """An untrained meta-model of the recipe's form."""
     shapes = tap_shapes(base.frozen_base(context).cpu(), extractor(context).tapped.names, example(context))
     widths = [extractor(context).reduce.output_shape(shape) for shape in shapes]
-    section, classes = context.recipe.meta, len(context.data.classes)
-    if section.form == "published":
-        return PublishedMeta(widths, classes, section.branches, context.seed)
-    return PooledMeta(widths, classes, section.hidden, context.seed)
+    return build_meta(context.recipe.meta, widths, len(context.data.classes), context.seed)
 
 
 def _fitted(context: RunContext) -> MetaModel:
