@@ -44,3 +44,15 @@ def test_every_recipe_the_readme_names_exists() -> None:
 def test_every_file_the_readme_links_to_exists() -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_from_the_clone_to_a_moving_dashboard_it_is_three_lines() -> None:
+    """The last one names a model, a profile and nothing else that is not there."""
+    from service.bundle.embedded import available
+
+    (block,) = (block.splitlines() for block in BLOCKS if "git clone" in block)
+    assert len(block) == 3
+    found = re.fullmatch(r"QUALMS_MODEL=(\w+) docker compose --profile (\w+) up", block[2])
+    assert found
+    assert found[1] in available()
+    assert f"profiles: [{found[2]}]" in (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
