@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from service.bundle.errors import BundleError, QualmsError
 from service.bundle.file import Bundle
 from service.bundle.runtime import INPUT, Outputs, check_golden, onnxruntime
-from service.bundle.scores import SCORES
+from service.bundle.scores import DIRICHLET
 from service.cpu import available_cores
 
 Device = Literal["auto", "cuda", "cpu"]
@@ -128,7 +128,7 @@ def _increasing(values: Sequence[float]) -> list[float]:
 def _check_names(inputs: Sequence[str], outputs: Sequence[str], bundle: Bundle) -> None:
     if list(inputs) != [INPUT]:
         raise BundleError(f"{bundle.path} is not usable: its graph takes {', '.join(inputs)}, not {INPUT} alone.")
-    for name in ("prediction", "base_probabilities", "probabilities", "alpha", *SCORES, *bundle.manifest.scores):
+    for name in ("prediction", "base_probabilities", "probabilities", "alpha", *DIRICHLET, *bundle.manifest.scores):
         if name not in outputs:
             raise BundleError(f"{bundle.path} is not usable: its graph lacks the output {name}.")
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from service.bundle.runtime import INPUT, GraphRunner
 from training.errors import ExportError
-from training.graph import BundleGraph, GraphOutputs
+from training.graph import BundleGraph
 
 OPSET = 20
 LOG_ALPHA_TOLERANCE = 1e-4
@@ -68,14 +68,14 @@ def strip_debug_notes(model: Any) -> None:
 
 def export_graph(graph: BundleGraph, images: NDArray[np.uint8]) -> tuple[bytes, dict[str, float]]:
     """The checked ONNX bytes and how far they are from PyTorch on `images` (N ≥ 2, H, W, C)."""
-    data = to_onnx(graph, images[:2], GraphOutputs._fields)
+    data = to_onnx(graph, images[:2], graph.outputs)
     return data, compare(graph, GraphRunner(data), images)
 
 
 @torch.inference_mode()
 def compare(graph: BundleGraph, runner: GraphRunner, images: NDArray[np.uint8]) -> dict[str, float]:
     """Largest differences between PyTorch and ONNX Runtime; ExportError if they are not the same model."""
-    expected = graph.cpu().eval()(torch.from_numpy(images))._asdict()
+    expected = graph.cpu().eval().named(torch.from_numpy(images))
     found = runner(images)
     if missing := [name for name in expected if name not in found]:
         raise ExportError(f"The exported graph lacks the output {missing[0]}.")

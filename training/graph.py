@@ -4,12 +4,14 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from service.bundle.scores import JOINED
 from training.dirichlet import scores
+from training.doubter import Doubter
 from training.features import Extractor
 
 
 class GraphOutputs(NamedTuple):
-    """Outputs in the order and by the names they have in the ONNX file."""
+    """What every bundle puts out, in the order and by the names of the ONNX file."""
 
     prediction: Tensor
     """(N,) int64"""
@@ -28,24 +30,43 @@ class GraphOutputs(NamedTuple):
 
 
 class BundleGraph(nn.Module):
-    """Frozen base, taps, meta-model and Dirichlet scores; export this."""
+    """Frozen base, taps, meta-model, Dirichlet scores and, with a doubter, distance and fused score; export this."""
 
-    def __init__(self, extractor: Extractor, meta: nn.Module, prediction: Literal["base", "meta"] = "base") -> None:
+    def __init__(
+        self,
+        extractor: Extractor,
+        meta: nn.Module,
+        prediction: Literal["base", "meta"] = "base",
+        doubter: Doubter | None = None,
+    ) -> None:
         super().__init__()
         self.extractor = extractor
         self.meta_model = meta  # `meta` is taken: torch.export keeps its own attribute of that name
         self.predicts_by = prediction
+        self.doubter = doubter
 
-    def forward(self, image: Tensor) -> GraphOutputs:
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What `forward` returns, by name."""
+        return GraphOutputs._fields + (() if self.doubter is None else JOINED)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """uint8 (N, H, W, C) to all outputs."""
         logits, taps = self.extractor(image)
         found = scores(self.meta_model(taps))
         source = logits if self.predicts_by == "base" else found.alpha
-        return GraphOutputs(
+        plain = GraphOutputs(
             prediction=source.argmax(dim=-1),
             base_probabilities=logits.softmax(dim=-1),
             **found._asdict(),
         )
+        if self.doubter is None:
+            return tuple(plain)
+        return (*plain, *self.doubter(logits, found.mutual_information, taps))
+
+    def named(self, image: Tensor) -> dict[str, Tensor]:
+        """The same by name."""
+        return dict(zip(self.outputs, self(image), strict=True))
 
 
 class BaseGraph(nn.Module):

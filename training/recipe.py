@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from service.bundle.input_spec import InputSpec
 from service.bundle.manifest import Fraction, Name, Operating, first_problem
-from service.bundle.scores import SCORES
+from service.bundle.scores import DIRICHLET, SCORES
 from training.errors import RecipeError
 from training.rates import Rate, ScheduleName, rate
 
 Positive = Annotated[float, Field(gt=0)]
-NoiseName = Literal["permutation", "blur", "contrast", "shuffle", "mosaic"]
+NoiseName = Literal["permutation", "blur", "contrast", "shuffle", "mosaic", "blend"]
 NoiseChain = Annotated[list[NoiseName], Field(min_length=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(gt=0)]
@@ -170,7 +170,30 @@ class Recipe(Section):
     base: BaseSection
     meta: MetaSection
     operating: Operating = Operating()
+    fuse: bool | None = None
+    """whether distance and fused score join the others; by default where taps are pooled, for only then are they narrow"""
     report_targets: list[Fraction] = [0.05, 0.01]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flags_by_the_fused_score(cls, document: Any) -> Any:
+        """What fuses its doubts flags by them unless it says otherwise."""
+        if not isinstance(document, dict) or not _fuses(document):
+            return document
+        operating = document.get("operating", {})
+        if not isinstance(operating, dict):
+            return document
+        return {**document, "operating": {"score": "fused", **operating}}
+
+    @property
+    def fuses(self) -> bool:
+        """Whether distance and fused score join the others."""
+        return self.meta.form == "pooled" if self.fuse is None else self.fuse
+
+    @property
+    def scores(self) -> list[str]:
+        """What its bundles can flag by."""
+        return list(SCORES if self.fuses else DIRICHLET)
 
     @model_validator(mode="after")
     def _scores_exist(self) -> Self:
@@ -180,8 +203,9 @@ class Recipe(Section):
             "operating.trust_score": self.operating.trust_score,
         }
         for key, score in named.items():
-            if score not in SCORES:
-                raise ValueError(f"{key} is {score!r}; accepted are {', '.join(SCORES)}")
+            accepted = list(DIRICHLET) if key == "meta.stop_score" else self.scores
+            if score not in accepted:
+                raise ValueError(f"{key} is {score!r}; accepted are {', '.join(accepted)}")
         return self
 
     @model_validator(mode="after")
@@ -192,6 +216,12 @@ class Recipe(Section):
                 "set data.held_out to test, or calibrate on images of your own"
             )
         return self
+
+
+def _fuses(document: dict[str, Any]) -> bool:
+    meta = document.get("meta")
+    pooled = isinstance(meta, dict) and meta.get("form") == "pooled"
+    return pooled if document.get("fuse") is None else document["fuse"] is True
 
 
 def available() -> list[str]:

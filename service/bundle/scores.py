@@ -65,10 +65,17 @@ SCORES: Mapping[str, Score] = MappingProxyType(
                 True,
                 "One minus the largest mean class probability, computed without cancellation.",
             ),
+            Score("distance", "epistemic", True, "Squared distance of the tapped features from the nearest class."),
+            Score("fused", "total", True, "All doubts as one: a weighted sum of how surprising each is, in nats."),
         )
     }
 )
 """By name, in the order of the graph's outputs."""
+
+JOINED = ("distance", "fused")
+"""scores that only models have which know how dense their training data lie"""
+DIRICHLET = tuple(name for name in SCORES if name not in JOINED)
+"""scores that every model has"""
 
 DEFAULT_FLAG_SCORE = "mutual_information"
 DEFAULT_TRUST_SCORE = "error_probability"

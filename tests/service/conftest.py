@@ -45,13 +45,15 @@ from service.bundle.manifest import (
     ScoreSpec,
 )
 from service.bundle.runtime import GraphRunner
-from service.bundle.scores import SCORES, doubt
+from service.bundle.scores import DIRICHLET, SCORES, doubt
 from service.settings import Settings
 from service.state import ServiceState
 
 CLASSES = ["bee", "crab", "dove"]
 SPEC = InputSpec(height=6, width=5)
-SPECS = {name: ScoreSpec(direction=score.direction, kind=score.kind) for name, score in SCORES.items()}
+SPECS = {
+    name: ScoreSpec(direction=score.direction, kind=score.kind) for name, score in SCORES.items() if name in DIRICHLET
+}
 CALIBRATION = 400
 """enough for the default targets, which need 299"""
 MISTAKES = 3
@@ -94,7 +96,7 @@ def model() -> onnx.ModelProto:
     outputs = [
         helper.make_tensor_value_info("prediction", int64, ["N"]),
         *(helper.make_tensor_value_info(name, float32, ["N", k]) for name in vectors),
-        *(helper.make_tensor_value_info(name, float32, ["N"]) for name in SCORES),
+        *(helper.make_tensor_value_info(name, float32, ["N"]) for name in DIRICHLET),
     ]
     graph = helper.make_graph(
         nodes,

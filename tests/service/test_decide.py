@@ -12,7 +12,7 @@ from service.bundle.errors import OperatingPointError
 from service.bundle.manifest import Manifest
 from service.bundle.operate import accept_point, flag_point
 from service.bundle.runtime import GraphRunner
-from service.bundle.scores import SCORES, doubt
+from service.bundle.scores import DIRICHLET, doubt
 from service.decide import DEFAULT, Decider, judge
 from service.query import Asked
 
@@ -32,7 +32,7 @@ def outputs(runner: GraphRunner, draw_images: Callable[[int, int], NDArray[np.ui
     return runner(np.concatenate((draw_images(7, 200), odd)))
 
 
-@pytest.mark.parametrize("score", [None, *SCORES])
+@pytest.mark.parametrize("score", [None, *DIRICHLET])
 @pytest.mark.parametrize(("target_fpr", "guarantee"), [(None, None), (0.05, "marginal"), (0.3, "confident")])
 def test_flags_p_values_and_trust_are_those_of_the_decision_functions(
     decider: Decider,

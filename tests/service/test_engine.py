@@ -17,7 +17,7 @@ from service.bundle.errors import BundleError, QualmsError
 from service.bundle.file import Bundle
 from service.bundle.manifest import Manifest
 from service.bundle.runtime import GraphRunner
-from service.bundle.scores import SCORES
+from service.bundle.scores import DIRICHLET
 from service.engine import CPU, CUDA, CostCurve, DeviceError, Engine
 
 ADVICE = "install 'qualms[gpu]'"
@@ -162,7 +162,7 @@ def test_a_score_that_replies_hold_is_missed_even_if_the_manifest_does_without_i
 
     scores = {name: spec for name, spec in manifest.scores.items() if name != "expected_entropy"}
     lacking = replace(altered(drop), manifest=manifest.model_copy(update={"scores": scores}))
-    assert "expected_entropy" in SCORES
+    assert "expected_entropy" in DIRICHLET
     with pytest.raises(BundleError, match="lacks the output expected_entropy"):
         Engine(lacking, threads=1)
 

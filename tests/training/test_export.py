@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 import training
 from service.bundle.runtime import GraphRunner
-from service.bundle.scores import SCORES
+from service.bundle.scores import DIRICHLET, SCORES
+from training.doubter import Doubter
 from training.errors import ExportError
 from training.export import compare, export_graph, to_onnx
 from training.features import Extractor
-from training.graph import BaseGraph, BundleGraph, GraphOutputs
+from training.fusion import Shown
+from training.graph import BaseGraph, BundleGraph
 from training.meta import PooledMeta, PublishedMeta, Reduce
 from training.models import build, freeze
 from training.normalise import Normalise
@@ -34,13 +36,28 @@ class Exported(NamedTuple):
 
 
 def pooled() -> BundleGraph:
-    """As the tiny recipe has it: a pooled meta-model, and the base's own class."""
+    """As the tiny recipe has it: a pooled meta-model, the base's own class, and a doubter."""
     torch.manual_seed(0)
     base = freeze(build("small", 4, 3, 16, 16))
     reduce = Reduce("pool", 2, ("mean", "max", "std"))
     extractor = Extractor(Normalise([0.5] * 3, [0.5] * 3), Tapped(base, ["pool1", "pool2"]), reduce)
     widths = [reduce.output_shape(shape) for shape in ((8, 8, 8), (16, 4, 4))]
-    return BundleGraph(extractor, PooledMeta(widths, 4, [32])).eval()
+    graph = BundleGraph(extractor, PooledMeta(widths, 4, [32]), doubter=Doubter([w for (w,) in widths], 4, 200)).eval()
+    fit_doubter(graph)
+    return graph
+
+
+def fit_doubter(graph: BundleGraph) -> None:
+    """To random images of many contrasts, of which it then knows distance and surprise."""
+    rng = np.random.default_rng(1)
+    drawn = rng.integers(0, 256, (200, 16, 16, 3)) * rng.random((200, 1, 1, 1)) * rng.random((200, 1, 1, 3))
+    images = torch.from_numpy(drawn.astype(np.uint8))
+    assert graph.doubter is not None
+    with torch.inference_mode():
+        logits, taps = graph.extractor(images)
+        graph.doubter.density.fit([tap.numpy() for tap in taps], rng.integers(4, size=200))
+        doubts = graph.doubter.doubts(logits, torch.rand(200), taps).double().numpy()
+    graph.doubter.fusion.fit(Shown(doubts, np.zeros(200, dtype=np.bool_), {"more": 2 * doubts}))
 
 
 def published() -> BundleGraph:
@@ -65,8 +82,7 @@ def exported(request: pytest.FixtureRequest) -> Exported:
 
 def by_torch(exported: Exported, images: NDArray[np.uint8]) -> dict[str, Tensor]:
     with torch.inference_mode():
-        found: dict[str, Tensor] = exported.graph(torch.from_numpy(images))._asdict()
-        return found
+        return exported.graph.named(torch.from_numpy(images))
 
 
 @pytest.mark.parametrize("n", [1, 5, 40])
@@ -85,15 +101,16 @@ def test_outputs_have_the_names_and_types_of_the_contract(exported: Exported) ->
     assert isinstance(given.shape[0], str)  # a name, so any number of images
     assert given.shape[1:] == [height, width, channels]
     vectors = {"base_probabilities", "probabilities", "alpha"}
-    assert [output.name for output in session.get_outputs()] == list(GraphOutputs._fields)
-    assert set(GraphOutputs._fields) == {"prediction", *vectors, *SCORES}
+    assert [output.name for output in session.get_outputs()] == list(exported.graph.outputs)
+    scores = SCORES if exported.graph.doubter else DIRICHLET
+    assert set(exported.graph.outputs) == {"prediction", *vectors, *scores}
     for output in session.get_outputs():
         assert output.type == ("tensor(int64)" if output.name == "prediction" else "tensor(float)")
         assert output.shape[1:] == ([exported.classes] if output.name in vectors else [])
 
 
 def test_differences_are_reported_and_small(exported: Exported) -> None:
-    assert set(exported.differences) == {"log_alpha", *GraphOutputs._fields}
+    assert set(exported.differences) == {"log_alpha", *exported.graph.outputs}
     assert exported.differences["prediction"] == 0
     assert max(exported.differences.values()) < 1e-4
 
@@ -120,7 +137,7 @@ def test_a_row_does_not_depend_on_its_neighbours(exported: Exported) -> None:
     runner = GraphRunner(exported.data)
     together = runner(exported.images[:6])
     alone = [runner(exported.images[row : row + 1]) for row in range(6)]
-    for name in GraphOutputs._fields:
+    for name in exported.graph.outputs:
         stacked = np.concatenate([one[name] for one in alone])
         np.testing.assert_allclose(stacked, together[name], rtol=1e-4, atol=1e-6, err_msg=name)
 

@@ -21,17 +21,18 @@ from service.bundle.file import Bundle, open_bundle
 from service.bundle.manifest import Evaluation
 from service.bundle.operate import flag_point
 from service.bundle.runtime import GraphRunner, check_golden
-from service.bundle.scores import SCORES
+from service.bundle.scores import DIRICHLET, SCORES
 from training.console import Display
 from training.context import RunContext
 from training.data import load
+from training.data.noise import NOISES
 from training.errors import ModelError, QualmsError
 from training.loop import Hooks, Progress
 from training.models import build
 from training.pipeline import train_recipe
 from training.provenance import parameters, versions
 from training.recipe import Recipe, load_recipe
-from training.stages import STAGES, base, calibrate, check, evaluate, export, features, fit
+from training.stages import STAGES, base, calibrate, check, combine, evaluate, export, features, fit
 
 Alter = Callable[[Mapping[str, Any]], Recipe]
 CPU = torch.device("cpu")
@@ -82,6 +83,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             "base": (base, "train_base"),
             "features": (features, "cached_features"),
             "fit": (fit, "train_meta"),
+            "combine": (combine, "apply_noise"),
             "export": (export, "export_graph"),
             "calibrate": (calibrate, "write_bundle"),
             "evaluate": (evaluate, "save_plots"),
@@ -251,7 +253,14 @@ def test_a_stage_that_was_cut_off_goes_on_to_the_same_weights(
 
 @pytest.mark.parametrize(
     ("stage", "first"),
-    [("features", "base"), ("fit", "base"), ("export", "base"), ("calibrate", "base"), ("evaluate", "base")],
+    [
+        ("features", "base"),
+        ("fit", "base"),
+        ("combine", "base"),
+        ("export", "base"),
+        ("calibrate", "base"),
+        ("evaluate", "base"),
+    ],
 )
 def test_a_stage_alone_needs_the_ones_before_it(stage: str, first: str, tmp_path: Path) -> None:
     with pytest.raises(QualmsError, match=f"Stage '{stage}' needs what stage '{first}' makes.*run --stage {first}"):
@@ -264,7 +273,11 @@ def test_another_kl_weight_makes_another_meta_model_on_the_same_base(copy: Path,
     before = products(copy)
     run(recipe, copy, only="fit")
     assert changed(before, products(copy)) == {"seed-0/meta.pt", "seed-0/fit.json", "seed-0/stages.json"}
-    # The graph in the folder is that of the old meta-model: what comes after must not take it for the new one's.
+    # What is in the folder is that of the old meta-model: what comes after must not take it for the new one's.
+    for stage in ("export", "calibrate", "evaluate"):
+        with pytest.raises(QualmsError, match="needs what stage 'combine' makes"):
+            run(recipe, copy, only=stage)
+    run(recipe, copy, only="combine")
     for stage in ("calibrate", "evaluate"):
         with pytest.raises(QualmsError, match="needs what stage 'export' makes"):
             run(recipe, copy, only=stage)
@@ -275,6 +288,22 @@ def test_another_kl_weight_makes_another_meta_model_on_the_same_base(copy: Path,
     assert manifest.evaluation is None
     untouched = {name for name in before if name.startswith("cache/")}
     assert not changed(before, products(copy)) & untouched
+
+
+def test_the_flag_score_is_fused_of_doubts_that_the_fit_split_weighed(tiny_run: Path, bundle: Bundle) -> None:
+    found = json.loads((tiny_run / "seed-0" / "combine.json").read_text())
+    names = ["base_entropy", "mutual_information", "distance", "distance of tap 0", "distance of tap 1"]
+    assert list(found["weights"]) == names
+    assert sum(found["weights"].values()) == pytest.approx(1)
+    assert set(found["auroc"]) == {*NOISES, "errors"}
+    assert bundle.manifest.operating.score == "fused"
+
+
+def test_a_recipe_may_do_without_fusing(copy: Path, tiny: Alter) -> None:
+    run(tiny({"fuse": False, "operating.score": "mutual_information"}), copy)
+    bundle = open_bundle(copy / "seed-0" / "model.onnx")
+    assert list(bundle.manifest.scores) == list(DIRICHLET)
+    assert not {"distance", "fused"} & set(GraphRunner(bundle.graph).outputs)
 
 
 def test_another_target_recalibrates_and_no_more(copy: Path, tiny: Alter, no_work: Callable[..., None]) -> None:
@@ -415,7 +444,7 @@ def test_a_description_may_hold_brackets(copy: Path, tiny: Alter) -> None:
 
 
 def test_stages_run_in_their_order() -> None:
-    assert list(STAGES) == ["base", "features", "fit", "export", "calibrate", "evaluate"]
+    assert list(STAGES) == ["base", "features", "fit", "combine", "export", "calibrate", "evaluate"]
 
 
 def test_the_ledger_knows_a_stage_by_its_inputs_and_its_products(tmp_path: Path, display: Display) -> None:

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from service.bundle.runtime import INPUT, GraphRunner
-from training.bench.parts import CLASSES, random_images, random_parts
+from training.bench.parts import CLASSES, random_doubter, random_images, random_parts
 from training.bench.scores import scores_model
 from training.bench.timing import medians
 from training.console import Display
 from training.export import to_onnx
-from training.graph import BaseGraph, BundleGraph, GraphOutputs
+from training.graph import BaseGraph, BundleGraph
 from training.recipe import load_recipe
 
 BATCHES = (1, 32)
@@ -27,9 +27,11 @@ def bench_graph(recipe_name: str, repeats: int, display: Display | None = None) 
     display = display or Display()
     recipe = load_recipe(recipe_name)
     extractor, meta = random_parts(recipe)
+    doubter = random_doubter(recipe, extractor)
     example = random_images(recipe, 2)
     with display.console.status("exporting"):
-        full = to_onnx(BundleGraph(extractor, meta), example, GraphOutputs._fields)
+        graph = BundleGraph(extractor, meta, doubter=doubter)
+        full = to_onnx(graph, example, graph.outputs)
         alone = to_onnx(BaseGraph(extractor), example, ["prediction", "base_probabilities"])
         scores = scores_model(CLASSES)
     table = Table("batch", "base alone", "full graph", "ratio", title=f"{recipe.name} on the CPU", title_justify="left")

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from training.doubter import Doubter
 from training.features import Extractor
 from training.meta import MetaModel, PooledMeta, PublishedMeta, Reduce
 from training.models import build, freeze
@@ -34,3 +35,12 @@ def random_parts(recipe: Recipe) -> tuple[Extractor, MetaModel]:
     if section.form == "published":
         return extractor, PublishedMeta(widths, CLASSES, section.branches)
     return extractor, PooledMeta(widths, CLASSES, section.hidden)
+
+
+def random_doubter(recipe: Recipe, extractor: Extractor) -> Doubter | None:
+    """The recipe's doubter, fitted to nothing, or None if it has none."""
+    if not recipe.fuses:
+        return None
+    with torch.inference_mode():
+        widths = [tap.shape[1] for tap in extractor(torch.from_numpy(random_images(recipe, 2)))[1]]
+    return Doubter(widths, CLASSES, recipe.data.splits.fit).eval()

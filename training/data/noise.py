@@ -1,7 +1,8 @@
 """The noises that stand in for unknown data: they end training early and make the Corrupted test set.
 
 Permutation, blur and contrast are the paper's. They destroy what is local; shuffle and mosaic keep it and destroy
-the figure, which is what strangers that are drawn with the same pen have in common.
+the figure, which is what strangers that are drawn with the same pen have in common. Blend keeps both and makes the
+class unclear, as strangers of a kindred class do.
 
 Each takes uint8 images (N, H, W, C) and returns as many of the same shape, every image with its own draw.
 """
@@ -68,6 +69,12 @@ def mosaic(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.ui
     return composed
 
 
+def blend(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Lay another image over each, both half transparent: everything is there, twice."""
+    others = images[rng.permutation(len(images))]
+    return ((images.astype(np.uint16) + others) // 2).astype(np.uint8)
+
+
 def _tiles(size: int, count: int) -> list[slice]:
     """`count` equal slices from the start of an axis; what is left over at its end stays as it is."""
     width = size // count
@@ -76,7 +83,14 @@ def _tiles(size: int, count: int) -> list[slice]:
 
 Noise = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
 NOISES: Mapping[str, Noise] = MappingProxyType(
-    {"permutation": permutation, "blur": blur, "contrast": contrast, "shuffle": shuffle, "mosaic": mosaic}
+    {
+        "permutation": permutation,
+        "blur": blur,
+        "contrast": contrast,
+        "shuffle": shuffle,
+        "mosaic": mosaic,
+        "blend": blend,
+    }
 )
 
 

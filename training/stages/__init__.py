@@ -1,12 +1,13 @@
 """The stages of a run, in order; each module makes one product, or finds it made."""
 
 from training.context import RunContext
-from training.stages import base, calibrate, evaluate, export, features, fit
+from training.stages import base, calibrate, combine, evaluate, export, features, fit
 
 STAGES = {
     "base": base.run,
     "features": features.run,
     "fit": fit.run,
+    "combine": combine.run,
     "export": export.run,
     "calibrate": calibrate.run,
     "evaluate": evaluate.run,

@@ -1,4 +1,4 @@
-"""Stage 5: run the exported graph on images nothing has seen, and write graph and manifest as one file."""
+"""Stage 6: run the exported graph on images nothing has seen, and write graph and manifest as one file."""
 
 from rich.markup import escape
 
@@ -13,8 +13,6 @@ from training.files import fingerprint
 from training.provenance import provenance
 from training.stages import base, export, fit
 from training.stages.features import extractor
-
-SPECS = {name: ScoreSpec(direction=score.direction, kind=score.kind) for name, score in SCORES.items()}
 
 
 def run(context: RunContext) -> None:
@@ -44,31 +42,34 @@ def _mark(context: RunContext) -> str:
 
 def _manifest(context: RunContext, graph: bytes) -> Manifest:
     operating, parts, record = context.recipe.operating, context.data.parts, context.data.record
+    specs = {
+        name: ScoreSpec(direction=SCORES[name].direction, kind=SCORES[name].kind) for name in context.recipe.scores
+    }
     calibration = parts["calibration"]
     runner = GraphRunner(graph)
     with context.display.bar("calibrating", len(calibration.labels) + len(parts["fit"].labels)) as advance:
         fitted = runner(parts["fit"].images, progress=advance)
         outputs = runner(calibration.images, progress=advance)
-    grid = trust_grid(doubt(fitted[operating.trust_score], SPECS[operating.trust_score].direction))
+    grid = trust_grid(doubt(fitted[operating.trust_score], specs[operating.trust_score].direction))
     facts = fit.facts(context)
     manifest = Manifest(
         name=context.recipe.name,
         version=context.recipe.version,
         classes=list(context.data.classes),
         input=context.recipe.input.spec,
-        scores=SPECS,
+        scores=specs,
         operating=operating,
         calibration=calibrate(
             outputs,
             calibration.labels,
-            SPECS,
+            specs,
             operating.trust_score,
             grid,
             split="calibration",
             data=record["id"],
             data_sha256=record["sha256"][context.recipe.data.held_out],
         ),
-        reference=reference(outputs, SPECS, len(context.data.classes)),
+        reference=reference(outputs, specs, len(context.data.classes)),
         golden=_golden(context, runner),
         provenance=provenance(
             context.recipe,

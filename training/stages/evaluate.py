@@ -1,4 +1,4 @@
-"""Stage 6: the bundle on test images and strangers; the results go into its manifest and beside it."""
+"""Stage 7: the bundle on test images and strangers; the results go into its manifest and beside it."""
 
 from service.bundle.file import Bundle, open_bundle, write_bundle
 from service.bundle.manifest import Evaluation

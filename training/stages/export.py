@@ -1,4 +1,4 @@
-"""Stage 4: the whole graph as ONNX, kept only if ONNX Runtime agrees with PyTorch on real images."""
+"""Stage 5: the whole graph as ONNX, kept only if ONNX Runtime agrees with PyTorch on real images."""
 
 import json
 
@@ -12,7 +12,7 @@ from training.export import OPSET, export_graph
 from training.files import fingerprint, save_json
 from training.graph import BundleGraph
 from training.models import identity
-from training.stages import fit
+from training.stages import combine, fit
 from training.stages.features import extractor
 
 
@@ -21,7 +21,7 @@ def run(context: RunContext) -> None:
     facts = context.folder / "export.json"
     if not is_done(context):
         context.must_make("export")
-        graph = BundleGraph(extractor(context), fit.fitted_meta(context))
+        graph = BundleGraph(extractor(context), fit.fitted_meta(context), doubter=combine.doubter(context))
         images = np.concatenate([golden.draw(context.recipe.input.spec), context.data.parts["test"].images[:256]])
         with context.display.console.status("  exporting the graph"):
             data, differences = export_graph(graph, images)
@@ -40,4 +40,6 @@ def is_done(context: RunContext) -> bool:
 
 
 def _mark(context: RunContext) -> str:
-    return fingerprint(fit.mark(context), identity(fit.fitted_meta(context)), OPSET, torch.__version__)
+    doubter = combine.doubter(context)
+    made_of = [fit.mark(context), identity(fit.fitted_meta(context)), None if doubter is None else identity(doubter)]
+    return fingerprint(made_of, OPSET, torch.__version__)

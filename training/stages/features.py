@@ -43,7 +43,7 @@ def example(context: RunContext) -> Tensor:
 
 def features(context: RunContext, split: str) -> Features:
     """Features of a split."""
-    return _cached(context, split, context.data.parts[split].images)
+    return cached(context, split, context.data.parts[split].images)
 
 
 def noisy_features(context: RunContext) -> list[Features]:
@@ -53,13 +53,14 @@ def noisy_features(context: RunContext) -> list[Features]:
         return []
     images = context.data.parts["validation"].images
     return [
-        _cached(context, "+".join(kinds), apply_noise(images, kinds, np.random.default_rng([context.seed, draw])))
+        cached(context, "+".join(kinds), apply_noise(images, kinds, np.random.default_rng([context.seed, draw])))
         for kinds in meta.stop_noise
         for draw in range(meta.noise_draws)
     ]
 
 
-def _cached(context: RunContext, title: str, images: NDArray[np.uint8]) -> Features:
+def cached(context: RunContext, title: str, images: NDArray[np.uint8]) -> Features:
+    """Features of any images, of which the bar says `title`."""
     root = context.cache / "features"
     if not (root / cache_key(extractor(context), images)).exists():
         context.must_make("features")

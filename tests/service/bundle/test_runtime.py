@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from service.bundle.errors import BundleError, ExtraMissingError
 from service.bundle.manifest import Manifest
 from service.bundle.runtime import GraphRunner, check_golden
-from service.bundle.scores import SCORES
+from service.bundle.scores import DIRICHLET
 
 DrawImages = Callable[[int, int], NDArray[np.uint8]]
 
@@ -43,7 +43,7 @@ def test_every_output_has_a_row_an_image(runner: GraphRunner, draw_images: DrawI
     assert {name: values.shape for name, values in found.items()} == {
         "prediction": (5,),
         **dict.fromkeys(vectors, (5, 3)),
-        **dict.fromkeys(SCORES, (5,)),
+        **dict.fromkeys(DIRICHLET, (5,)),
     }
     assert {values.dtype for name, values in found.items() if name != "prediction"} == {np.dtype(np.float32)}
     assert found["prediction"].dtype == np.int64

@@ -1,7 +1,15 @@
 import numpy as np
 import pytest
 
-from service.bundle.scores import DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE, SCORES, Direction, doubt
+from service.bundle.scores import (
+    DEFAULT_FLAG_SCORE,
+    DEFAULT_TRUST_SCORE,
+    DIRICHLET,
+    JOINED,
+    SCORES,
+    Direction,
+    doubt,
+)
 
 
 def test_the_registry_lists_the_graphs_scores_in_order() -> None:
@@ -14,7 +22,10 @@ def test_the_registry_lists_the_graphs_scores_in_order() -> None:
         "log_precision",
         "expected_entropy",
         "error_probability",
+        "distance",
+        "fused",
     ]
+    assert list(SCORES) == [*DIRICHLET, *JOINED]
     assert all(score.name == name and score.description.endswith(".") for name, score in SCORES.items())
 
 
@@ -25,7 +36,7 @@ def test_only_confidence_and_evidence_point_downwards() -> None:
 
 def test_each_score_says_what_kind_of_uncertainty_it_is() -> None:
     kinds = {kind: {name for name, score in SCORES.items() if score.kind == kind} for kind in ("total", "aleatoric")}
-    assert kinds["total"] == {"entropy", "max_probability", "error_probability"}
+    assert kinds["total"] == {"entropy", "max_probability", "error_probability", "fused"}
     assert kinds["aleatoric"] == {"expected_entropy"}
 
 

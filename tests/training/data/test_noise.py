@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from training.data.noise import NOISES, apply_noise, blur, contrast, corrupt, mosaic, permutation, shuffle
+from training.data.noise import NOISES, apply_noise, blend, blur, contrast, corrupt, mosaic, permutation, shuffle
 from training.errors import DataError
 
 
@@ -86,6 +86,15 @@ def test_mosaic_takes_each_quadrant_whole_from_some_image() -> None:
     assert sum(len(set(image.ravel())) > 1 for image in quadrants) > 30
 
 
+def test_blend_is_the_mean_of_two_images() -> None:
+    values = 2 * np.arange(20, dtype=np.uint8)
+    images = np.broadcast_to(values[:, None, None, None], (20, 4, 4, 1))
+    blended = blend(images, rng())
+    others = 2 * blended[:, 0, 0, 0].astype(int) - values
+    assert sorted(others) == list(values)
+    assert (blended == blended[:, :1, :1]).all()
+
+
 def test_noises_are_applied_in_the_order_given(images: NDArray[np.uint8]) -> None:
     generator = rng()
     expected = permutation(blur(images, generator), generator)
@@ -100,6 +109,6 @@ def test_corrupt_is_permutation_blur_contrast(images: NDArray[np.uint8]) -> None
 
 def test_an_unknown_noise_is_named_before_any_work(images: NDArray[np.uint8]) -> None:
     with pytest.raises(
-        DataError, match="'fog' is not known; accepted are permutation, blur, contrast, shuffle, mosaic"
+        DataError, match="'fog' is not known; accepted are permutation, blur, contrast, shuffle, mosaic, blend"
     ):
         apply_noise(images, ["blur", "fog"], rng())

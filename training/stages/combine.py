@@ -1,0 +1,91 @@
+"""Stage 4: the distance from the training data, and how all doubts are fused into one flag score."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from training.context import RunContext
+from training.data.noise import NOISES, apply_noise
+from training.dirichlet import scores
+from training.doubter import Doubter
+from training.features import Features
+from training.files import fingerprint, save_json, save_torch
+from training.fusion import Shown
+from training.meta_trainer import outputs
+from training.models import identity, load_weights
+from training.stages import fit
+from training.stages.features import cached, features
+
+ROWS = 4096
+
+
+def run(context: RunContext) -> None:
+    """Make the doubter and say what it weighs."""
+    if context.recipe.fuses:
+        doubter(context)
+        weights = {name: weight for name, weight in facts(context)["weights"].items() if weight > 0}
+        context.display.note("  fused: " + ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items()))
+
+
+def doubter(context: RunContext) -> Doubter | None:
+    """The fitted doubter, or None where the recipe fuses nothing."""
+    return context.once("doubter", lambda: _fitted(context)) if context.recipe.fuses else None
+
+
+def facts(context: RunContext) -> dict[str, Any]:
+    """The weights, and the AUROC they reach on the fit split by kind of noise."""
+    found: dict[str, Any] = json.loads((context.folder / "combine.json").read_text())
+    return found
+
+
+def mark(context: RunContext) -> str:
+    """Fingerprint of all that decides the doubter."""
+    return fingerprint(fit.mark(context), identity(fit.fitted_meta(context)), list(NOISES), context.data.record)
+
+
+def _fitted(context: RunContext) -> Doubter:
+    train, held_out = features(context, "train"), context.data.parts["fit"]
+    made = Doubter([tap.shape[1] for tap in train.taps], len(context.data.classes), len(held_out.labels))
+    file = context.folder / "doubter.pt"
+    if context.done("combine", mark(context), file, context.folder / "combine.json"):
+        load_weights(made, file)
+    else:
+        context.must_make("combine")
+        _fit(context, made, train, file)
+    return made.eval()
+
+
+def _fit(context: RunContext, made: Doubter, train: Features, file: Path) -> None:
+    labels = context.data.parts["train"].labels
+    held_out = context.data.parts["fit"]
+    made.density.fit([np.asarray(tap, dtype=np.float32) for tap in train.taps], labels)
+    known = features(context, "fit")
+    noisy = {
+        kind: cached(
+            context, f"{kind}, fit", apply_noise(held_out.images, [kind], np.random.default_rng([context.seed, at]))
+        )
+        for at, kind in enumerate(NOISES)
+    }
+    wrong = known.logits.argmax(axis=1) != held_out.labels
+    shown = Shown(_doubts(context, made, known), wrong, {kind: _doubts(context, made, noisy[kind]) for kind in noisy})
+    reached = made.fusion.fit(shown)
+    weights = dict(zip(made.names(len(train.taps)), made.fusion.weights.tolist(), strict=True))
+    save_json(context.folder / "combine.json", {"weights": weights, "auroc": reached})
+    save_torch(file, made.state_dict())
+    context.record("combine", mark(context))
+
+
+@torch.inference_mode()
+def _doubts(context: RunContext, made: Doubter, found: Features) -> NDArray[np.float64]:
+    """What is fused, (N, J), for images whose features are known."""
+    cpu = torch.device("cpu")
+    information = scores(outputs(fit.fitted_meta(context), found, cpu)).mutual_information
+    parts = []
+    for start in range(0, len(found.logits), ROWS):
+        rows = np.arange(start, min(start + ROWS, len(found.logits)))
+        parts.append(made.doubts(torch.from_numpy(found.logits[rows]), information[rows], found.batch(rows, cpu)))
+    return torch.cat(parts).double().numpy()
