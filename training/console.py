@@ -15,7 +15,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """One line that stays."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(text, highlight=False, soft_wrap=True, emoji=False)  # `module:function:` is none
 
     @contextmanager
     def bar(self, title: str, total: int) -> Iterator[Callable[[int], None]]:

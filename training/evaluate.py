@@ -45,19 +45,22 @@ def evaluate(
     """Results from the graph's outputs on the test set `name` and on the OOD sets.
 
     `base_predictions` are the base's own, from before anything was built on it; the graph's base if not given.
+    Where the meta-model predicts, there are none to compare with.
     """
     doubts = all_doubts(outputs, manifest)
     results = []
     for other, found in strangers.items():
         strange = all_doubts(found, manifest)
         results += [_ood_result(other, score, doubts[score], strange[score]) for score in doubts]
-    before = outputs["base_probabilities"].argmax(axis=1) if base_predictions is None else base_predictions
+    before = None
+    if manifest.prediction == "base":
+        before = outputs["base_probabilities"].argmax(axis=1) if base_predictions is None else base_predictions
     return Evaluation(
         test_data=name,
         n=len(labels),
-        base_accuracy=100 * float((before == labels).mean()),
+        base_accuracy=None if before is None else 100 * float((before == labels).mean()),
         accuracy=100 * float((outputs["prediction"] == labels).mean()),
-        identical_predictions=bool((outputs["prediction"] == before).all()),
+        identical_predictions=None if before is None else bool((outputs["prediction"] == before).all()),
         ood=results,
         misclassification=_misclassification(doubts, outputs["prediction"] != labels),
         realised=_realised(manifest, outputs, labels, targets),
@@ -65,10 +68,12 @@ def evaluate(
 
 
 def all_doubts(outputs: Outputs, manifest: Manifest) -> Doubts:
-    """Every score of the bundle and the base's two, oriented so that larger means more doubtful."""
+    """Every score of the bundle and, if the base predicts, its own two, so that larger means more doubtful."""
+    found = {name: doubt(outputs[name], spec.direction) for name, spec in manifest.scores.items()}
+    if manifest.prediction == "meta":
+        return found
     base = outputs["base_probabilities"].astype(np.float64)
     logarithms = np.log(np.maximum(base, np.finfo(np.float32).tiny))
-    found = {name: doubt(outputs[name], spec.direction) for name, spec in manifest.scores.items()}
     return {
         "base_entropy": -(base * logarithms).sum(axis=1),
         "base_max_probability": -base.max(axis=1),

@@ -18,6 +18,7 @@ NoiseName = Literal["permutation", "blur", "contrast", "shuffle", "mosaic", "ble
 NoiseChain = Annotated[list[NoiseName], Field(min_length=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(gt=0)]
+INCLUDED = "included"
 
 
 class Section(BaseModel):
@@ -119,9 +120,10 @@ class BaseSection(Optimisation):
 
     model: str
     weights: str | None = None
-    """a state-dict file; then nothing is trained"""
-    weights_saw: Literal["train-split", "all"] | None = None
-    """which training images those weights were made from; thresholds calibrated on seen images are void"""
+    """a state-dict file, or `included` where the function that `model` names brings them; then nothing is trained"""
+    weights_saw: Literal["train-split", "all", "other-data"] | None = None
+    """which of the recipe's training images those weights were made from, `other-data` being none of them;
+    thresholds calibrated on seen images are void"""
     taps: list[str] | Literal["auto"] = "auto"
     augment: Literal["none", "crop-flip"] = "none"
 
@@ -129,7 +131,17 @@ class BaseSection(Optimisation):
     def _weights_are_explained(self) -> Self:
         if (self.weights is None) != (self.weights_saw is None):
             raise ValueError("weights and weights_saw belong together: say what the given weights were trained on")
+        source, _, name = self.model.partition(":")
+        if self.weights == INCLUDED and (not name or source in ("torchvision", "timm")):
+            raise ValueError(
+                f"weights are 'included' in a model that a package.module:function returns, not in {self.model!r}"
+            )
         return self
+
+    @property
+    def weights_file(self) -> Path | None:
+        """Where given weights are read from, unless the model brings them."""
+        return None if self.weights in (None, INCLUDED) else Path(str(self.weights)).expanduser()
 
 
 class MetaSection(Optimisation):
@@ -165,6 +177,9 @@ class Recipe(Section):
     description: str
     paper_id: str | None = None
     """the in-distribution set's name in the paper's tables, to print its figures beside ours"""
+    prediction: Literal["base", "meta"] = "base"
+    """whose class is served: the base's own, or for transfer, where the base's classes are not the data's, the
+    meta-model's"""
     data: DataSection
     input: InputSection
     base: BaseSection
@@ -214,6 +229,15 @@ class Recipe(Section):
             raise ValueError(
                 "base.weights_saw is all, so calibration on training images would be void: "
                 "set data.held_out to test, or calibrate on images of your own"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _errors_are_the_bases(self) -> Self:
+        if self.prediction == "meta" and self.meta.stop_task == "misclassification":
+            raise ValueError(
+                "meta.stop_task is misclassification, which is by errors of the base, and prediction is meta, for a "
+                "base that does not predict the data's classes: stop by ood"
             )
         return self
 

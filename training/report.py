@@ -89,8 +89,11 @@ def all_grids(evaluations: Sequence[Evaluation], paper_id: str | None) -> list[G
 
 def accuracy_line(evaluations: Sequence[Evaluation]) -> str:
     """Base accuracy before and after in one sentence."""
-    before = np.mean([e.base_accuracy for e in evaluations])
     after = np.mean([e.accuracy for e in evaluations])
+    known = [e.base_accuracy for e in evaluations if e.base_accuracy is not None]
+    if not known:
+        return f"Test accuracy: {after:.2f} %, of the meta-model; the base's classes are not the data's."
+    before = np.mean(known)
     same = "identical predictions" if all(e.identical_predictions for e in evaluations) else "predictions differ"
     return f"Test accuracy: base alone {before:.2f} %, bundle {after:.2f} % ({same})."
 

@@ -163,11 +163,12 @@ class Evaluation(Part):
     protocol: Literal["fair", "as-published"] = "fair"
     test_data: str
     n: int
-    base_accuracy: float
+    base_accuracy: float | None
+    """None where the meta-model predicts: the base's classes are not ours, and it has none"""
     accuracy: float
     """of the predictions the bundle serves"""
-    identical_predictions: bool
-    """the graph predicts exactly what the base did before"""
+    identical_predictions: bool | None
+    """the graph predicts exactly what the base did before; None where the meta-model predicts"""
     ood: list[OodResult]
     misclassification: list[ErrorResult]
     realised: list[Realised]

@@ -218,3 +218,13 @@ def test_a_target_the_calibration_cannot_support_is_reported_as_such() -> None:
         Realised(promise="false_alarm_rate", target=1e-4, realised=None, n=0),
         Realised(promise="selective_risk", target=1e-4, realised=None, n=0),
     ]
+
+
+def test_a_base_of_other_classes_has_neither_accuracy_nor_scores() -> None:
+    outputs, labels = graph_outputs(500, seed=3)
+    outputs["base_probabilities"] = np.full((500, 7), 1 / 7, np.float32)
+    served = manifest(200).model_copy(update={"prediction": "meta"})
+    result = evaluate(served, "made", labels, outputs, {"far": outputs}, targets=[0.05])
+    assert (result.base_accuracy, result.identical_predictions) == (None, None)
+    assert result.accuracy == 100 * float((outputs["prediction"] == labels).mean())
+    assert {row.score for row in result.ood} == {row.score for row in result.misclassification} == set(SCORES)

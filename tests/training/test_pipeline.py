@@ -147,7 +147,7 @@ def test_provenance_is_enough_to_make_it_again(bundle: Bundle) -> None:
 
 def test_the_frozen_base_predicts_as_it_did_before(evaluation: Evaluation) -> None:
     assert evaluation.identical_predictions
-    assert evaluation.accuracy == evaluation.base_accuracy > 80
+    assert evaluation.base_accuracy == evaluation.accuracy > 80
     assert (evaluation.test_data, evaluation.n, evaluation.protocol) == ("shapes", 2000, "fair")
 
 

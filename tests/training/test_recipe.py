@@ -132,6 +132,27 @@ def test_thresholds_on_images_the_weights_have_seen_are_refused(tiny: Alter) -> 
     assert tiny({**given, "base.weights_saw": "train-split"}).data.held_out == "train"
 
 
+def test_weights_that_saw_other_data_leave_every_training_image_to_calibrate_on(tiny: Alter) -> None:
+    recipe = tiny({"base.weights": "base.pt", "base.weights_saw": "other-data"})
+    assert recipe.data.held_out == "train"
+    assert recipe.base.weights_file == Path("base.pt")
+
+
+def test_weights_come_with_the_model_only_where_a_function_makes_it(tiny: Alter) -> None:
+    given = {"base.weights": "included", "base.weights_saw": "other-data"}
+    assert tiny({**given, "base.model": "mine.models:pretrained"}).base.weights_file is None
+    for model in ("small", "torchvision:resnet18", "timm:vit"):
+        with pytest.raises(RecipeError, match=f"package.module:function returns, not in '{model}'"):
+            tiny({**given, "base.model": model})
+
+
+def test_a_base_that_does_not_predict_makes_no_errors_to_stop_by(tiny: Alter) -> None:
+    assert tiny({}).prediction == "base"
+    assert tiny({"prediction": "meta"}).prediction == "meta"
+    with pytest.raises(RecipeError, match="by errors of the base.*stop by ood"):
+        tiny({"prediction": "meta", "meta.stop_task": "misclassification"})
+
+
 @pytest.mark.parametrize("missing", ["name", "data", "input", "base", "meta"])
 def test_a_missing_part_is_named(missing: str) -> None:
     document = load_recipe("tiny").model_dump(mode="json")

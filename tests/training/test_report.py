@@ -183,3 +183,8 @@ def test_plots_are_drawn_for_every_score_even_one_without_spread(tiny_bundle: Pa
     with Image.open(tmp_path / "plots" / "entropy.png") as picture:
         picture.load()
         assert picture.width > 500
+
+
+def test_a_base_that_does_not_predict_is_not_compared_with() -> None:
+    found = evaluation().model_copy(update={"base_accuracy": None, "identical_predictions": None})
+    assert accuracy_line([found]) == "Test accuracy: 98.50 %, of the meta-model; the base's classes are not the data's."

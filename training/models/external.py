@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from training.errors import ExtraMissingError, ModelError
+from training.errors import ExtraMissingError, ModelError, QualmsError
 from training.models.suggest import nearest
 
 
@@ -47,6 +47,8 @@ def from_function(spec: str, sizes: dict[str, int]) -> nn.Module:
     try:
         wanted = inspect.signature(function).parameters
         model = function(**{name: size for name, size in sizes.items() if name in wanted})
+    except QualmsError:  # of a function of ours, which says what it means
+        raise
     except Exception as error:  # the user's code may fail in any way
         raise ModelError(
             f"Model {spec!r}: the function raised {type(error).__name__}: {error}; it may take any of "

@@ -18,11 +18,11 @@ from training.provenance import parameters
 def run(context: RunContext) -> None:
     """Make the base and say how good it is."""
     model = frozen_base(context)
-    right = logits(context, "validation").argmax(axis=1) == context.data.parts["validation"].labels
-    context.display.note(
-        f"  {context.recipe.base.model}: {parameters(model):,} parameters, "
-        f"validation accuracy {100 * right.mean():.2f} %"
-    )
+    quality = "its classes are not the data's"
+    if context.recipe.prediction == "base":
+        right = logits(context, "validation").argmax(axis=1) == context.data.parts["validation"].labels
+        quality = f"validation accuracy {100 * right.mean():.2f} %"
+    context.display.note(f"  {context.recipe.base.model}: {parameters(model):,} parameters, {quality}")
 
 
 def frozen_base(context: RunContext) -> nn.Module:
@@ -45,10 +45,10 @@ def mark(context: RunContext) -> str:
 def new_base(context: RunContext) -> nn.Module:
     """The base with the weights the recipe gives, or with those that its training starts from."""
     spec, section = context.recipe.input, context.recipe.base
-    given = None if section.weights is None else Path(section.weights).expanduser()
+    classes, given = len(context.data.classes), section.weights_file
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(context.seed)
-        return build(section.model, len(context.data.classes), spec.channels, spec.height, spec.width, weights=given)
+        return build(section.model, classes, spec.channels, spec.height, spec.width, weights=given)
 
 
 def _build(context: RunContext) -> nn.Module:

@@ -57,6 +57,7 @@ def _manifest(context: RunContext, graph: bytes) -> Manifest:
         version=context.recipe.version,
         classes=list(context.data.classes),
         input=context.recipe.input.spec,
+        prediction=context.recipe.prediction,
         scores=specs,
         operating=operating,
         calibration=calibrate(

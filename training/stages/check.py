@@ -24,7 +24,7 @@ def run(context: RunContext) -> None:
 
 
 def _check_base(context: RunContext) -> None:
-    """Run the base once: it must take the recipe's images and know as many classes as the data."""
+    """Run the base once: it must take the recipe's images and, if it is to predict, know as many classes as the data."""
     name, classes = context.recipe.base.model, len(context.data.classes)
     images = torch.from_numpy(context.data.parts["train"].images[:2])
     try:
@@ -34,5 +34,8 @@ def _check_base(context: RunContext) -> None:
         shape = " × ".join(str(size) for size in images.shape[1:])
         reason = " ".join(str(error).split()).rstrip(".")
         raise ModelError(f"Base {name!r} cannot be run on images of {shape}: {reason}.") from error
-    if logits.shape[1] != classes:
-        raise ModelError(f"Base {name!r} gives {logits.shape[1]} logits, and the data have {classes} classes.")
+    if context.recipe.prediction == "base" and logits.shape[1] != classes:
+        raise ModelError(
+            f"Base {name!r} gives {logits.shape[1]} logits, and the data have {classes} classes; "
+            "prediction = 'meta' in the recipe lets the meta-model predict."
+        )

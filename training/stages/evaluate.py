@@ -1,5 +1,8 @@
 """Stage 7: the bundle on test images and strangers; the results go into its manifest and beside it."""
 
+import numpy as np
+from numpy.typing import NDArray
+
 from service.bundle.file import Bundle, open_bundle, write_bundle
 from service.bundle.manifest import Evaluation
 from service.bundle.runtime import GraphRunner
@@ -45,5 +48,10 @@ def _evaluate(context: RunContext, bundle: Bundle) -> Evaluation:
         known,
         strange,
         targets=context.recipe.report_targets,
-        base_predictions=base.logits(context, "test").argmax(axis=1),
+        base_predictions=_base_predictions(context),
     )
+
+
+def _base_predictions(context: RunContext) -> NDArray[np.int64] | None:
+    """The base's own classes (N,), where they are those of the data."""
+    return base.logits(context, "test").argmax(axis=1) if context.recipe.prediction == "base" else None

@@ -21,7 +21,8 @@ def run(context: RunContext) -> None:
     facts = context.folder / "export.json"
     if not is_done(context):
         context.must_make("export")
-        graph = BundleGraph(extractor(context), fit.fitted_meta(context), doubter=combine.doubter(context))
+        meta, doubter = fit.fitted_meta(context), combine.doubter(context)
+        graph = BundleGraph(extractor(context), meta, context.recipe.prediction, doubter)
         images = np.concatenate([golden.draw(context.recipe.input.spec), context.data.parts["test"].images[:256]])
         with context.display.console.status("  exporting the graph"):
             data, differences = export_graph(graph, images)
@@ -41,5 +42,5 @@ def is_done(context: RunContext) -> bool:
 
 def _mark(context: RunContext) -> str:
     doubter = combine.doubter(context)
-    made_of = [fit.mark(context), identity(fit.fitted_meta(context)), None if doubter is None else identity(doubter)]
-    return fingerprint(made_of, OPSET, torch.__version__)
+    parts = [fit.mark(context), identity(fit.fitted_meta(context)), None if doubter is None else identity(doubter)]
+    return fingerprint(parts, context.recipe.prediction, OPSET, torch.__version__)
