@@ -55,7 +55,7 @@ def train_meta(
     model: nn.Module,
     features: Features,
     labels: NDArray[np.int64],
-    stopping: StoppingData,
+    stopping: StoppingData | None,
     section: MetaSection,
     *,
     seed: int,
@@ -65,7 +65,10 @@ def train_meta(
     hooks: Hooks | None = None,
     objective: Objective | None = None,
 ) -> Progress:
-    """Train `model` in place and leave the weights of the best epoch in it; by default for the paper's objective."""
+    """Train `model` in place and leave the weights of the best epoch in it; by default for the paper's objective.
+
+    Without `stopping`, the last epoch is taken for the best.
+    """
     hooks = hooks or Hooks()
     objective = objective or dirichlet_objective(section)
     model.to(device)
@@ -76,7 +79,7 @@ def train_meta(
     def loss(indices: NDArray[np.int64], _: torch.Generator) -> Tensor:
         return objective.loss(model(features.batch(indices, device)), targets[torch.from_numpy(indices)])
 
-    select = _selector(stopping, section, objective.doubt, device)
+    select = None if stopping is None else _selector(stopping, section, objective.doubt, device)
     chosen = Hooks(select=select, on_step=hooks.on_step, on_epoch=hooks.on_epoch)
     return run(model, make_optimizer(model, section), loss, schedule, checkpoint, fingerprint, chosen)
 

@@ -4,6 +4,7 @@ import io
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,13 @@ from service.bundle.file import Bundle, open_bundle
 from service.bundle.runtime import GraphRunner
 from service.bundle.scores import SCORES
 from service.settings import Settings
+from training.benchmark.command import make_tables
+from training.benchmark.definition import parse_benchmark
+from training.benchmark.protocol import Protocol
+from training.benchmark.run import Job, Result
 from training.console import Display
 from training.data import load
-from training.errors import ModelError
+from training.errors import ModelError, RecipeError
 from training.evaluate_bundle import evaluate_bundle
 from training.pipeline import train_recipe
 from training.recipe import Recipe, check_recipe, load_recipe
@@ -172,3 +177,66 @@ def test_without_saying_so_such_a_base_is_refused_with_the_way_out(
         train_recipe(
             tiny(given), out=tmp_path / "run", cache=tmp_path, data_dir=None, seeds=[0], device=CPU, display=display
         )
+
+
+# The table
+
+BENCHMARK = """
+name = "mine"
+description = "Transfer."
+paper_id = "CIFAR10"
+recipes = ["RECIPE"]
+protocols = ["fair"]
+columns = ["textures", "nothing"]
+other_ids = ["STL10"]
+one_base = true
+
+[methods.fine-tune]
+epochs = 2
+
+[methods.fine-tune-meta]
+epochs = 2
+"""
+
+
+@pytest.fixture
+def file(recipe: Recipe, tmp_path: Path) -> Path:
+    """The recipe as a file."""
+    text = (resources.files("training") / "recipes" / "tiny.toml").read_text()
+    text = text.replace(
+        'model = "small"', 'model = "source_network:seven"\nweights = "included"\nweights_saw = "other-data"'
+    )
+    path = tmp_path / "mine.toml"
+    path.write_text('prediction = "meta"\n' + text)
+    assert load_recipe(str(path)) == recipe
+    return path
+
+
+def test_its_table_has_the_methods_that_predict_and_no_row_of_the_base(folder: Path, file: Path) -> None:
+    out, text = file.parent / "out", io.StringIO()
+    display = Display(Console(file=text, width=400))
+    benchmark = parse_benchmark(BENCHMARK.replace("RECIPE", str(file)), "of a test")
+
+    def tables(*only: str) -> str:
+        make_tables(
+            benchmark, out=out, cache=folder / "cache", data_dir=None, device=CPU, seeds=2, only=only, display=display
+        )
+        return (out / "mine.md").read_text()
+
+    written = tables()
+    assert {path.name for path in (out / "results").iterdir()} == {"fair"}
+    keys = {path.name for path in (out / "results" / "fair").iterdir()}
+    assert keys == {"fine-tune", "fine-tune-meta", "ours-pooled", "pixels"}
+    found = Result.model_validate_json(Job("ours-pooled", 1, Protocol.fair).file(out).read_text()).measured
+    assert found
+    assert (found.base_error_rate, found.base_errors) == (None, {})
+    assert found.error_rate < 60
+    assert "The base's classes are not those of the data" in written
+    assert "as-published" not in written
+    assert "Misclassification" not in written
+    assert "Base Model" not in written
+    assert "Columns of STL10: not available: there are no data for it." in written
+    with pytest.raises(
+        RecipeError, match="no method 'knn' to run; accepted are fine-tune, fine-tune-meta, ours-pooled"
+    ):
+        tables("knn")

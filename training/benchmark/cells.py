@@ -82,7 +82,7 @@ def mark_best(table: Table, unrated: Sequence[str]) -> Table:
         rated = [index for index, row in enumerate(table.rows) if row.rated and row.cells[at].values]
         if not rated or column in unrated:
             continue
-        sign = -1.0 if "FPR95" in (column, table.metric) else 1.0
+        sign = -1.0 if "FPR95" in (table.metric, column.rpartition(" ")[2]) else 1.0
         values = {index: table.rows[index].cells[at].values for index in rated}
         for index in rated:
             # Every other row, not the best alone: one of few seeds may lead by luck and yet beat nothing clearly.

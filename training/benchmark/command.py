@@ -11,7 +11,7 @@ from training.benchmark.cells import MARK
 from training.benchmark.definition import Benchmark
 from training.benchmark.output import Document
 from training.benchmark.protocol import Protocol
-from training.benchmark.registry import METHODS
+from training.benchmark.registry import methods_for
 from training.benchmark.run import Result, Run
 from training.benchmark.tables import Source, all_tables, cost_table, reasons
 from training.console import Display
@@ -24,9 +24,16 @@ from training.report import to_rich
 _READING = (
     f"Means over seeds, ± their standard deviation; {MARK} marks the rows of a column that no other "
     "beats by more than the noise of seeds (paired t-test, one-sided, 5 %); in brackets the paper's figure. "
-    "`fair` normalises everything alike. `as-published` repeats the mismatch of the authors' evaluation, which "
+    "`fair` normalises everything alike."
+)
+_AS_PUBLISHED = (
+    " `as-published` repeats the mismatch of the authors' evaluation, which "
     "normalises strangers otherwise than in-distribution images and noise not at all: what it adds is an artefact, "
     "as the rows of pixel statistics and the column of the set against itself show."
+)
+_TRANSFER = (
+    "The base's classes are not those of the data, so that no row is the base's own: every method here learns to predict "
+    "from what the frozen base computes. The paper's base is a ResNet-50."
 )
 _ONE_BASE = (
     "All seeds judge one base on one division of the data: ± is the spread of a method's own draws, none for a method "
@@ -46,14 +53,14 @@ def make_tables(
     display: Display | None = None,
 ) -> Document:
     """Run every method that has no result yet, then print and write all tables; `only` limits what is run."""
-    for key in only:
-        if key not in METHODS or METHODS[key].make is None:
-            known = ", ".join(name for name, entry in METHODS.items() if entry.make)
-            raise RecipeError(f"There is no method {key!r} to run; accepted are {known}.")
     display = display or Display()
     display.note(f"[bold]{benchmark.name}[/bold]: {escape(benchmark.description)}")
-    count = benchmark.seeds if seeds is None else seeds
     run = Run(benchmark, out, cache, data_dir, device, display)
+    known = [name for name, entry in methods_for(transfer=run.transfer).items() if entry.make]
+    for key in only:
+        if key not in known:
+            raise RecipeError(f"There is no method {key!r} to run; accepted are {', '.join(known)}.")
+    count = benchmark.seeds if seeds is None else seeds
     save_json(out / "run.json", {"benchmark": benchmark.model_dump(), "versions": versions(), "device": str(device)})
     run.run(run.jobs(only, count))
     document = collect(run, count)
@@ -70,7 +77,7 @@ def make_tables(
 def collect(run: Run, seeds: int) -> Document:
     """The document of all results that are there."""
     benchmark, sources = run.benchmark, {}
-    for protocol in Protocol:
+    for protocol in benchmark.protocols:
         results: dict[str, dict[int, Result]] = {}
         for job in run.jobs((), seeds):
             found = run.found(job) if job.protocol is protocol else None
@@ -83,22 +90,26 @@ def collect(run: Run, seeds: int) -> Document:
             itself(run.recipes[0].data.id),
             benchmark.paper_id,
             benchmark.not_run,
+            run.transfer,
+            benchmark.other_ids,
         )
+    first = sources[benchmark.protocols[0]]
+    reading = _READING + (_AS_PUBLISHED if Protocol.as_published in benchmark.protocols else "")
     command = f"qualms tables {benchmark.name} --seeds {seeds} --out DIR --cache DIR"
     return Document(
         benchmark.name,
         [
             benchmark.description,
             f"Made by `{command}`.",
-            _base_line(sources[Protocol.fair]),
-            _READING,
+            _TRANSFER if run.transfer else _base_line(first),
+            reading,
             *([_ONE_BASE] if benchmark.one_base else []),
         ],
         {
             **{protocol.value: all_tables(source) for protocol, source in sources.items()},
-            "": [cost_table(sources[Protocol.fair])],
+            "": [cost_table(first)],
         },
-        reasons(sources[Protocol.fair]),
+        reasons(first),
     )
 
 

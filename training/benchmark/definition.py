@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from service.bundle.manifest import Name, first_problem
+from training.benchmark.protocol import Protocol
 from training.benchmark.registry import METHODS
 from training.errors import RecipeError
 from training.recipe import Count, Section
@@ -22,8 +23,11 @@ class Benchmark(Section):
     """the in-distribution set's name in the paper's tables"""
     recipes: list[str] = Field(min_length=1)
     """whose base is judged; further recipes bring other forms of the meta-model for the same base"""
+    protocols: list[Protocol] = Field(list(Protocol), min_length=1)
     columns: list[str]
     """OOD sets as the tables order them, also those that there may be no data for; `corrupted` is made"""
+    other_ids: list[str] = Field(default_factory=list)
+    """further in-distribution sets of the paper's table of transfer, by its names, that there are no data for"""
     seeds: Count = 5
     one_base: bool = False
     """every seed judges the base and the splits of the first one: a base that takes long is trained once"""

@@ -81,6 +81,8 @@ class Frozen:
     noisy: list[View]
     """noisy copies of the validation images, one view a kind and draw"""
     head: Head
+    classes: int
+    """of the data; a base for transfer has others"""
     recipe: Recipe
     seed: int
     folder: Path

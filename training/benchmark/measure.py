@@ -33,28 +33,31 @@ class Measured(BaseModel):
 
     error_rate: float
     """of the method's own predictions on the test set, in percent"""
-    base_error_rate: float
+    base_error_rate: float | None
+    """None where the base's classes are not the data's"""
     ood: dict[str, Detections]
     """by column"""
     own_errors: Detections
     """of the method's own predictions; empty where it makes none"""
     base_errors: Detections
-    """of the base's predictions: the same images are wrong for every method"""
+    """of the base's predictions: the same images are wrong for every method; empty where it has none"""
 
 
 def measure(
     verdicts: Mapping[str, Verdict],
     labels: NDArray[np.int64],
-    base_predictions: NDArray[np.int64],
+    base_predictions: NDArray[np.int64] | None,
     apart: Mapping[str, NDArray[np.bool_]] | None = None,
 ) -> Measured:
     """From verdicts on `test` and on every column; labels and predictions (N,) are those of `test`.
 
+    There are no `base_predictions` where the base's classes are not the data's.
     `apart` names columns that are made of test images, and which of those (N,) are left to compare them with.
     """
     test = verdicts["test"]
     _check_finite(verdicts)
-    own, bases = test.predictions != labels, base_predictions != labels
+    own = test.predictions != labels
+    bases = None if base_predictions is None else base_predictions != labels
     ood = {}
     for column, verdict in verdicts.items():
         if column != "test":
@@ -62,10 +65,10 @@ def measure(
             ood[column] = {name: _detection(values[kept], verdict.scores[name]) for name, values in test.scores.items()}
     return Measured(
         error_rate=100 * float(own.mean()),
-        base_error_rate=100 * float(bases.mean()),
+        base_error_rate=None if bases is None else 100 * float(bases.mean()),
         ood=ood,
         own_errors=_errors(test, own),
-        base_errors=_errors(test, bases),
+        base_errors={} if bases is None else _errors(test, bases),
     )
 
 

@@ -11,6 +11,7 @@ from training.benchmark.methods.be_bayesian import BeBayesian
 from training.benchmark.methods.cross_ent import CrossEnt
 from training.benchmark.methods.energy import Energy
 from training.benchmark.methods.fdbd import FDBD
+from training.benchmark.methods.fine_tune import FineTune
 from training.benchmark.methods.gen import GEN
 from training.benchmark.methods.knn import KNN
 from training.benchmark.methods.last_layer import LastLayer
@@ -26,7 +27,7 @@ from training.benchmark.methods.vim import ViM
 from training.benchmark.methods.whitebox import Whitebox
 from training.errors import RecipeError
 
-Group = Literal["paper", "ablation", "today", "control"]
+Group = Literal["transfer", "paper", "ablation", "today", "control"]
 Form = Literal["published", "pooled"]
 
 SHORT = {
@@ -45,14 +46,14 @@ class Entry:
 
     title: str
     group: Group
-    """of the paper's tables, its ablations, what one would use today, or what must not work"""
+    """of the paper's tables, of transfer alone, its ablations, what one would use today, or what must not work"""
     make: Callable[..., Method] | None
     """None where there is no code yet; then `reason` says why"""
     whole_network: bool = False
     form: Form | None = None
     """the form of meta-model it needs; None takes the benchmark's first recipe"""
     paper: dict[str, str] = field(default_factory=dict)
-    """its name in the paper's tables, by task: ood, misclassification, ablation"""
+    """its name in the paper's tables, by task: ood, misclassification, ablation, transfer"""
     single: str | None = None
     """the score behind the one figure that the paper gives for the method without naming a score"""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -78,6 +79,14 @@ def _named(name: str, *tasks: str) -> dict[str, str]:
 
 METHODS: dict[str, Entry] = {
     "base": Entry("Base Model", "paper", Base, paper=_named("Base Model", *_OOD_TASKS, "ablation")),
+    "fine-tune": Entry("FineTune", "transfer", FineTune, paper=_named("FineTune", "transfer")),
+    "fine-tune-meta": Entry(
+        "CrossEnt",
+        "transfer",
+        FineTune,
+        paper=_named("CrossEnt Loss", "transfer"),
+        settings={"structure": "meta"},
+    ),
     "mc-dropout": Entry(
         "MC Dropout", "paper", MCDropout, whole_network=True, paper=_named("MCDropout"), single="entropy"
     ),
@@ -89,7 +98,9 @@ METHODS: dict[str, Entry] = {
     "whitebox": Entry("Whitebox", "paper", Whitebox, paper=_named("Whitebox"), single="wrong_probability"),
     "lula": Entry("LULA", "paper", LULA, paper=_named("LULA"), single="max_probability"),
     "ours": Entry("Ours, published form", "paper", Ours, form="published", paper=_named("Ours", "ood", "ablation")),
-    "ours-pooled": Entry("Ours, pooled form", "paper", Ours, form="pooled", paper=_named("Ours", "ood", "ablation")),
+    "ours-pooled": Entry(
+        "Ours, pooled form", "paper", Ours, form="pooled", paper=_named("Ours", "ood", "ablation", "transfer")
+    ),
     "ours-errors": Entry(
         "Ours, stopped by errors",
         "paper",
@@ -114,3 +125,12 @@ METHODS: dict[str, Entry] = {
     "pixels": Entry("Pixels alone", "control", Pixels),
 }
 """by the name that commands, files and folders use"""
+
+
+def methods_for(*, transfer: bool) -> dict[str, Entry]:
+    """The methods of a benchmark; where the base's classes are not the data's, those that learn to predict by it."""
+    return {
+        key: entry
+        for key, entry in METHODS.items()
+        if (entry.group == "control" or "transfer" in entry.paper if transfer else entry.group != "transfer")
+    }

@@ -17,7 +17,7 @@ from training.benchmark.definition import Benchmark
 from training.benchmark.measure import Measured, measure
 from training.benchmark.method import Method, NotApplicableError, PostHoc, Verdict
 from training.benchmark.protocol import Protocol
-from training.benchmark.registry import METHODS, Entry
+from training.benchmark.registry import METHODS, Entry, methods_for
 from training.benchmark.subject import Subject
 from training.console import Display
 from training.context import RunContext
@@ -84,11 +84,16 @@ class Run:
             if _decides_base(other) != _decides_base(found[0]):
                 raise RecipeError(
                     f"Benchmark {self.benchmark.name!r} joins the recipes {found[0].name!r} and {other.name!r}, "
-                    "which must agree in data, input and base (but for its taps)."
+                    "which must agree in prediction, data, input and base (but for its taps)."
                 )
         ood = [name for name in self.columns if name != CORRUPTED]
         update = {"ood": ood, "corrupted": CORRUPTED in self.benchmark.columns}
         return [recipe.model_copy(update={"data": recipe.data.model_copy(update=update)}) for recipe in found]
+
+    @property
+    def transfer(self) -> bool:
+        """Whether the base's classes are not the data's, so that methods predict and the base does not."""
+        return self.recipes[0].prediction == "meta"
 
     @cached_property
     def columns(self) -> dict[str, str]:
@@ -108,11 +113,12 @@ class Run:
 
     def jobs(self, only: Sequence[str], seeds: int) -> list[Job]:
         """Everything there is to do, by seed, then protocol, then method."""
-        keys = [key for key in METHODS if METHODS[key].make and key not in self.benchmark.not_run]
+        known = methods_for(transfer=self.transfer)
+        keys = [key for key, entry in known.items() if entry.make and key not in self.benchmark.not_run]
         return [
             Job(key, seed, protocol)
             for seed in range(seeds)
-            for protocol in Protocol
+            for protocol in self.benchmark.protocols
             for key in keys
             if (not only or key in only)
             and (not METHODS[key].whole_network or seed < self.benchmark.whole_network_seeds)
@@ -122,7 +128,9 @@ class Run:
         """Fingerprint of all that decides a job's result."""
         recipe = self.recipe_of(job.entry)
         settings = asdict(self.method(job))
-        decided = None if recipe is None else recipe.model_dump(mode="json")
+        # Where the base predicts, the key is left out: results that are older than it stay valid.
+        needless = {"prediction"} if recipe and recipe.prediction == "base" else None
+        decided = None if recipe is None else recipe.model_dump(mode="json", exclude=needless)
         return fingerprint(decided, self._data, self.benchmark.one_base, job.key, settings, job.seed, job.protocol)
 
     def recipe_of(self, entry: Entry) -> Recipe | None:
@@ -198,7 +206,7 @@ class Run:
             return Result(mark=mark, reason=str(error))
         fitted = time.perf_counter() - begin
         verdicts, seconds = _verdicts(method, subject)
-        predictions = subject.views()["test"].predictions
+        predictions = None if self.transfer else subject.views()["test"].predictions
         return Result(
             mark=mark,
             measured=measure(verdicts, subject.test_labels, predictions, _apart(subject)),
@@ -210,7 +218,7 @@ class Run:
 
 
 def _decides_base(recipe: Recipe) -> list[object]:
-    return [recipe.data, recipe.input, recipe.base.model_dump(exclude={"taps"})]
+    return [recipe.prediction, recipe.data, recipe.input, recipe.base.model_dump(exclude={"taps"})]
 
 
 def _verdicts(method: Method, subject: Subject) -> tuple[dict[str, Verdict], float]:

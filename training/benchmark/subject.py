@@ -56,6 +56,7 @@ class Subject:
             fit=self._known("fit"),
             noisy=self.context.once(f"noisy, {self.protocol}, {self.seed}", self._noisy_views),
             head=self.head,
+            classes=len(self.context.data.classes),
             recipe=self.context.recipe,
             seed=self.seed,
             folder=folder,

@@ -7,7 +7,7 @@ import numpy as np
 
 from training.benchmark.cells import Cell, Row, Table, mark_best
 from training.benchmark.measure import Detections, Measured
-from training.benchmark.registry import METHODS, SHORT, Group
+from training.benchmark.registry import METHODS, SHORT, Entry, Group, methods_for
 from training.benchmark.run import Result
 from training.paper import Figure, figure
 
@@ -30,6 +30,15 @@ class Source:
     paper_id: str | None
     not_run: Mapping[str, str]
     """methods that the benchmark leaves out, with the reason"""
+    transfer: bool = False
+    """whether the base's classes are not the data's"""
+    other_ids: Sequence[str] = ()
+    """in-distribution sets of the paper's table of transfer, by its names, that there are no data for"""
+
+    @property
+    def methods(self) -> dict[str, Entry]:
+        """Those that the tables have rows for."""
+        return methods_for(transfer=self.transfer)
 
     def measured(self, key: str) -> dict[int, tuple[Result, Measured]]:
         """A method's results by seed, those that have figures."""
@@ -54,18 +63,20 @@ class Source:
 
         return self.cell(key, get)
 
-    def figure(self, key: str, task: str, score: str, column: str | None, metric: str) -> Figure | None:
+    def figure(
+        self, key: str, task: str, score: str, column: str | None, metric: str, paper_id: str | None = None
+    ) -> Figure | None:
         """The paper's; one that it gives without naming a score stands beside the score that it means."""
-        entry = METHODS[key]
+        entry, known = METHODS[key], paper_id or self.paper_id
         name = entry.paper.get(task)
-        if name is None or self.paper_id is None or (entry.single and score != entry.single):
+        if name is None or known is None or (entry.single and score != entry.single):
             return None
-        return figure(task, self.paper_id, name, None if entry.single else SHORT.get(score), column, metric)
+        return figure(task, known, name, None if entry.single else SHORT.get(score), column, metric)
 
     def rows(self, groups: Iterable[Group]) -> list[tuple[str, str]]:
         """Methods and scores in the order of the registry; a method without results has one row."""
         wanted, found = list(groups), []
-        for key, entry in METHODS.items():
+        for key, entry in self.methods.items():
             if entry.group in wanted:
                 measured = [measured for _, measured in self.measured(key).values()]
                 scores = dict.fromkeys(score for one in measured for ood in one.ood.values() for score in ood)
@@ -76,6 +87,8 @@ class Source:
 
 def all_tables(source: Source) -> list[Table]:
     """Every table of one protocol but that of cost, which no protocol changes."""
+    if source.transfer:
+        return [transfer_table(source)]
     return [
         *(ood_table(source, metric) for metric in METRICS),
         error_table(source, own=True),
@@ -114,10 +127,22 @@ def error_table(source: Source, *, own: bool) -> Table:
     return mark_best(table, unrated=("error rate",))
 
 
+def transfer_table(source: Source) -> Table:
+    """Accuracy and every OOD set by every metric, as in the paper; then the sets of its table that we lack."""
+    columns = ["accuracy", *(f"{column} {name}" for column in source.columns for name in METRICS.values())]
+    columns.append(source.itself)
+    for other in source.other_ids:
+        columns += [f"{other} accuracy"]
+        columns += [f"{other}, {column} {METRICS[metric]}" for column, metric in _published(source, other)]
+    rows = [_transfer_row(source, key, score) for key, score in source.rows(("transfer", "paper", "control"))]
+    title = "Transfer: the methods predict on a frozen base of other classes; accuracy and detection in %"
+    return mark_best(Table("transfer", title, None, columns, rows), unrated=(source.itself,))
+
+
 def cost_table(source: Source) -> Table:
     """What a method costs beside the base's one pass."""
     rows = []
-    for key in dict.fromkeys(key for key, _ in source.rows(("paper", "ablation", "today"))):
+    for key in dict.fromkeys(key for key, _ in source.rows(("transfer", "paper", "ablation", "today"))):
         cells = [
             source.cell(key, lambda result, _: result.fit_seconds),
             source.cell(key, lambda result, _: 1e6 * result.score_seconds / result.images),
@@ -131,10 +156,13 @@ def cost_table(source: Source) -> Table:
 def reasons(source: Source) -> list[str]:
     """One sentence for each method without results and each column without data."""
     found = [
-        f"{entry.title}: not run: {_reason(source, key)}." for key, entry in METHODS.items() if not source.measured(key)
+        f"{entry.title}: not run: {_reason(source, key)}."
+        for key, entry in source.methods.items()
+        if not source.measured(key)
     ]
     missing = [name for name in source.columns if name not in source.available]
-    return found + [f"Column {name}: not available: there are no data for it." for name in missing]
+    found += [f"Column {name}: not available: there are no data for it." for name in missing]
+    return found + [f"Columns of {name}: not available: there are no data for it." for name in source.other_ids]
 
 
 def _over_sets(source: Source, name: str, title: str, metric: str, rows: list[Row]) -> Table:
@@ -144,13 +172,7 @@ def _over_sets(source: Source, name: str, title: str, metric: str, rows: list[Ro
 
 def _ood_row(source: Source, key: str, score: str, metric: str, task: str) -> Row:
     """A cell for each set, their mean, the worst of them, and the in-distribution set against itself."""
-    cells = []
-    for column in source.columns:
-        if column in source.available:
-            cell = source.detection(key, score, metric, lambda m, column=column: m.ood.get(column, {}))  # type: ignore[misc]
-        else:
-            cell = Cell(missing=NOT_AVAILABLE)
-        cells.append(cell.beside(source.figure(key, task, score, column, METRICS[metric])))
+    cells = [_set_cell(source, key, score, metric, task, column) for column in source.columns]
     present = [cell.values for cell in cells if cell.values]
     seeds = set.intersection(*(set(values) for values in present)) if present else set()
     each = {seed: [values[seed] for values in present] for seed in sorted(seeds)}
@@ -160,6 +182,46 @@ def _ood_row(source: Source, key: str, score: str, metric: str, task: str) -> Ro
     cells.append(Cell({seed: worst(values) for seed, values in each.items()}, missing=missing))
     cells.append(source.detection(key, score, metric, lambda m: m.ood.get(source.itself, {})))
     return _row(key, score, cells)
+
+
+def _set_cell(source: Source, key: str, score: str, metric: str, task: str, column: str) -> Cell:
+    """One OOD set."""
+    cell = Cell(missing=NOT_AVAILABLE)
+    if column in source.available:
+        cell = source.detection(key, score, metric, lambda measured: measured.ood.get(column, {}))
+    return cell.beside(source.figure(key, task, score, column, METRICS[metric]))
+
+
+def _transfer_row(source: Source, key: str, score: str) -> Row:
+    """Accuracy, the cells of each OOD set, the set against itself, and the paper's figures of sets that we lack."""
+    predicts = METHODS[key].group != "control"
+    accuracy = source.cell(key, lambda _, measured: 100 - measured.error_rate if predicts else None)
+    cells = [accuracy.beside(_published_accuracy(source, key, score, source.paper_id))]
+    for column in source.columns:
+        cells += [_set_cell(source, key, score, metric, "transfer", column) for metric in METRICS]
+    cells.append(source.detection(key, score, "auroc", lambda measured: measured.ood.get(source.itself, {})))
+    for other in source.other_ids:
+        lacking = Cell(missing=NOT_AVAILABLE)
+        cells.append(lacking.beside(_published_accuracy(source, key, score, other)))
+        for column, metric in _published(source, other):
+            cells.append(lacking.beside(source.figure(key, "transfer", score, column, METRICS[metric], other)))
+    return _row(key, score, cells)
+
+
+def _published(source: Source, paper_id: str) -> list[tuple[str, str]]:
+    """OOD sets and metrics that the paper's table of transfer has for an in-distribution set."""
+    return [
+        (column, metric)
+        for column in source.columns
+        for metric in METRICS
+        if any(source.figure(key, "transfer", "entropy", column, METRICS[metric], paper_id) for key in source.methods)
+    ]
+
+
+def _published_accuracy(source: Source, key: str, score: str, paper_id: str | None) -> Figure | None:
+    """The paper gives it beside an OOD set, on which it does not depend."""
+    found = (source.figure(key, "transfer", score, column, "accuracy", paper_id) for column in source.columns)
+    return next((value for value in found if value), None)
 
 
 def _row(key: str, score: str, cells: list[Cell]) -> Row:

@@ -74,6 +74,7 @@ def freeze(draw: Draw, head: Head, tiny: Alter, tmp_path: Path) -> Freeze:
             fit=draw(150, seed=12),
             noisy=noisy,
             head=head,
+            classes=CLASSES,
             recipe=recipe,
             seed=seed,
             folder=tmp_path,

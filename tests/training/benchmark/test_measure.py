@@ -53,3 +53,10 @@ def test_a_score_that_is_not_finite_is_an_error() -> None:
     test.scores["doubt"][3] = np.nan
     with pytest.raises(ModelError, match=r"'doubt' on 'test' is not finite"):
         measure({"test": test}, LABELS, LABELS)
+
+
+def test_a_base_that_does_not_predict_makes_no_errors_to_detect() -> None:
+    found = measure({"test": verdict(200, 0.0, wrong=30)}, LABELS, None)
+    assert (found.error_rate, found.base_error_rate) == (15.0, None)
+    assert found.own_errors
+    assert found.base_errors == {}

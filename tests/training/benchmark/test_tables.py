@@ -4,9 +4,18 @@ import pytest
 
 from training.benchmark.cells import Row, Table
 from training.benchmark.measure import Detection, Measured
-from training.benchmark.registry import METHODS
+from training.benchmark.registry import methods_for
 from training.benchmark.run import Result
-from training.benchmark.tables import Source, ablation_table, all_tables, cost_table, error_table, ood_table, reasons
+from training.benchmark.tables import (
+    Source,
+    ablation_table,
+    all_tables,
+    cost_table,
+    error_table,
+    ood_table,
+    reasons,
+    transfer_table,
+)
 
 
 def detections(value: float, *scores: str) -> dict[str, Detection]:
@@ -84,7 +93,7 @@ def test_a_figure_without_a_score_stands_beside_the_score_it_means(source: Sourc
 def test_every_method_of_the_registry_has_a_row_in_some_table(source: Source) -> None:
     for tables in (all_tables(source), all_tables(Source({}, ["svhn"], [], "x", None, {}))):
         titles = {row.method for table in tables for row in table.rows}
-        assert titles == {entry.title for entry in METHODS.values()}
+        assert titles == {entry.title for entry in methods_for(transfer=False).values()}
 
 
 def test_a_method_that_was_not_run_says_so_beside_the_papers_figure(source: Source) -> None:
@@ -120,3 +129,53 @@ def test_errors_are_the_methods_own_or_the_bases(source: Source) -> None:
 
 def test_cost_is_time_and_numbers_kept(source: Source) -> None:
     assert texts(cost_table(source), "LULA") == ["2.0", "1,000.0", "7"]
+
+
+@pytest.fixture
+def transfer() -> Source:
+    return Source(
+        {
+            "ours-pooled": {seed: result(90 + seed, "mutual_information", "precision") for seed in range(2)},
+            "pixels": {0: result(99, "pixel_maximum")},
+        },
+        columns=["fashion_mnist", "svhn"],
+        available=["svhn"],
+        itself="cifar10 (itself)",
+        paper_id="CIFAR10",
+        not_run={},
+        transfer=True,
+        other_ids=["STL10"],
+    )
+
+
+def test_transfer_has_accuracy_and_every_set_and_the_papers_sets_that_we_lack(transfer: Source) -> None:
+    (table,) = all_tables(transfer)
+    assert table.columns == [
+        "accuracy",
+        *("fashion_mnist AUROC", "fashion_mnist AUPR", "fashion_mnist FPR95"),
+        *("svhn AUROC", "svhn AUPR", "svhn FPR95"),
+        "cifar10 (itself)",
+        *("STL10 accuracy", "STL10, fashion_mnist AUROC", "STL10, fashion_mnist AUPR"),
+    ]
+    assert texts(table, "Ours, pooled form · MI") == [
+        "98.0 ± 0.0 ● (86.6)",
+        *("not available (90.8)", "not available (89.9)", "not available"),
+        *("90.5 ± 0.5 ●", "89.5 ± 0.5 ●", "9.5 ± 0.5 ●"),
+        "50.0 ± 0.0",
+        *("not available (47.2)", "not available (90.2)", "not available (88.7)"),
+    ]
+    assert texts(table, "Ours, pooled form · Prec")[:2] == ["98.0 ± 0.0 ●", "not available"]
+
+
+def test_a_control_has_no_accuracy(transfer: Source) -> None:
+    assert texts(transfer_table(transfer), "Pixels alone · pixel maximum")[0] == "–"
+
+
+def test_what_transfer_lacks_is_said_and_what_it_cannot_have_is_not(transfer: Source) -> None:
+    assert reasons(transfer) == [
+        "FineTune: not run: left out of this run by --only.",
+        "CrossEnt: not run: left out of this run by --only.",
+        "Column fashion_mnist: not available: there are no data for it.",
+        "Columns of STL10: not available: there are no data for it.",
+    ]
+    assert [row.method for row in cost_table(transfer).rows] == ["FineTune", "CrossEnt", "Ours, pooled form"]

@@ -15,7 +15,7 @@ class CrossEnt(PostHoc):
     def fit(self, frozen: Frozen) -> int:
         """Train by cross-entropy, and stop by the noisy copies all the same."""
         widths = [(tap.shape[1],) for tap in frozen.train.view.features.taps]
-        model = build_meta(frozen.recipe.meta, widths, frozen.head.weight.shape[0], frozen.seed)
+        model = build_meta(frozen.recipe.meta, widths, frozen.classes, frozen.seed)
         self.head = TrainedHead(model, taps)
         return train_head(frozen, self.head, frozen.recipe.meta, cross_entropy())
 

@@ -72,21 +72,24 @@ def train_head(
     section: MetaSection,
     objective: Objective | None = None,
     chosen: NDArray[np.int64] | None = None,
+    *,
+    stop: bool = True,
 ) -> int:
-    """Train a head, on the training images at `chosen` if given, stopped as the section says; its size."""
+    """Train a head, on the training images at `chosen` if given, stopped as the section says or not; its size."""
     train, labels = frozen.train.view, frozen.train.labels
     if chosen is not None:
         train, labels = train.subset(chosen), labels[chosen]
     features = head.sees(train)
     if isinstance(head.model, PooledMeta):
         head.model.fit_scales([torch.from_numpy(np.array(tap)) for tap in features.taps])
-    noisy = [head.sees(view) for view in frozen.noisy]
+    noisy = [head.sees(view) for view in frozen.noisy] if stop else []
+    validation = frozen.validation
     made_from = [str(found.folder) for found in (features, *noisy)]
     train_meta(
         head.model,
         features,
         labels,
-        StoppingData(head.sees(frozen.validation.view), frozen.validation.labels, noisy),
+        StoppingData(head.sees(validation.view), validation.labels, noisy) if stop else None,
         section,
         seed=frozen.seed,
         checkpoint=frozen.folder / "head.checkpoint.pt",

@@ -21,8 +21,8 @@ class LastLayer(PostHoc):
 
     def fit(self, frozen: Frozen) -> int:
         """Train the layer."""
-        classes, width = frozen.head.weight.shape
-        self.head = TrainedHead(FirstOnly(seeded_linear(width, classes, frozen.seed)), last)
+        width = frozen.head.weight.shape[1]
+        self.head = TrainedHead(FirstOnly(seeded_linear(width, frozen.classes, frozen.seed)), last)
         return train_head(frozen, self.head, frozen.recipe.meta, cross_entropy())
 
     def score(self, view: View) -> Verdict:

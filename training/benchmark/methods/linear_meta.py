@@ -14,8 +14,8 @@ class LinearMeta(PostHoc):
 
     def fit(self, frozen: Frozen) -> int:
         """Train by the ELBO."""
-        classes, width = frozen.head.weight.shape
-        self.head = TrainedHead(FirstOnly(seeded_linear(width, classes, frozen.seed), SoftClamp()), last)
+        layer = seeded_linear(frozen.head.weight.shape[1], frozen.classes, frozen.seed)
+        self.head = TrainedHead(FirstOnly(layer, SoftClamp()), last)
         return train_head(frozen, self.head, frozen.recipe.meta)
 
     def score(self, view: View) -> Verdict:

@@ -26,7 +26,7 @@ class Ours(PostHoc):
         if self.stop == "misclassification":
             section = section.model_copy(update={"stop_task": self.stop, "stop_score": "error_probability"})
         widths = [(tap.shape[1],) for tap in view.features.taps]
-        self.head = TrainedHead(build_meta(section, widths, frozen.head.weight.shape[0], frozen.seed), taps)
+        self.head = TrainedHead(build_meta(section, widths, frozen.classes, frozen.seed), taps)
         some = None
         if self.share < 1:
             count = round(self.share * len(view))

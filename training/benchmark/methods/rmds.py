@@ -16,7 +16,7 @@ class RMDS(PostHoc):
     def fit(self, frozen: Frozen) -> int:
         """One Gaussian with a mean a class, one with a single mean."""
         features = frozen.train.view.penultimate.astype(np.float64)
-        self.classes = Gaussian.fit(features, frozen.train.labels, frozen.head.weight.shape[0])
+        self.classes = Gaussian.fit(features, frozen.train.labels, frozen.classes)
         self.background = Gaussian.fit(features, np.zeros(len(features), dtype=np.int64), 1)
         return self.classes.size + self.background.size
 

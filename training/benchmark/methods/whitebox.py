@@ -57,7 +57,7 @@ class Whitebox(PostHoc):
     def fit(self, frozen: Frozen) -> int:
         """Probes on training images; the trees on images that the base has not seen."""
         features, labels = frozen.train.view.features, frozen.train.labels
-        classes = frozen.head.weight.shape[0]
+        classes = frozen.classes
         self.probes = Probes([tap.shape[1] for tap in features.taps], classes, frozen.seed)
         self.probes.fit_scales(features.taps)
         self.probes.to(frozen.device)
