@@ -32,6 +32,7 @@ def test_a_file_by_path(tmp_path: Path) -> None:
         (GOOD + "[methods.knnn]\nk = 3\n", "'knnn'; accepted are base,"),
         (GOOD + '[not_run]\nmagic = "none"\n', "'magic'"),
         (GOOD.replace('["tiny"]', "[]"), "recipes"),
+        (GOOD + 'protocols = ["wild"]\n', r"protocols\.0: Input should be 'fair' or 'as-published'"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, said: str) -> None:
