@@ -365,7 +365,11 @@ def test_given_weights_are_used_as_they_are_and_nothing_is_trained(
         ({"operating.target_fpr": 1e-4}, OperatingPointError, "needs at least 29,956 calibration images"),
         ({"base.taps": ["pool1", "poool2"]}, ModelError, "'poool2' is not a module.*did you mean.*'pool2'"),
         ({"base.model": "smal"}, ModelError, "did you mean 'small'"),
-        ({"meta.form": "published", "meta.branches": ["8-4"]}, QualmsError, "1 branches for 2 taps"),
+        (
+            {"meta.form": "published", "meta.branches": ["8-4"], "operating.score": "entropy"},
+            QualmsError,
+            "1 branches for 2 taps",
+        ),
         ({"data.ood": ["textures", "absent"]}, QualmsError, "'absent'"),
     ],
     ids=["target", "tap", "base", "branches", "stranger"],

@@ -80,6 +80,8 @@ class Frozen:
     """unseen by the base; for how scores are combined"""
     noisy: list[View]
     """noisy copies of the validation images, one view a kind and draw"""
+    fit_noise: Callable[[], dict[str, View]]
+    """noisy copies of the fit images, by kind"""
     head: Head
     classes: int
     """of the data; a base for transfer has others"""

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from training.benchmark.method import Verdict
 from training.errors import ModelError
 from training.evaluate import detection
+from training.fusion import ERRORS
 
 
 class Detection(BaseModel):
@@ -39,6 +40,8 @@ class Measured(BaseModel):
     """by column"""
     own_errors: Detections
     """of the method's own predictions; empty where it makes none"""
+    noise: dict[str, Detections] = {}
+    """on validation images, by kind of noise, and their errors: what choices are made by; empty for a whole network"""
     base_errors: Detections
     """of the base's predictions: the same images are wrong for every method; empty where it has none"""
 
@@ -81,6 +84,15 @@ def _errors(test: Verdict, wrong: NDArray[np.bool_]) -> Detections:
 def _detection(negatives: NDArray[Any], positives: NDArray[Any]) -> Detection:
     auroc, aupr, fpr95 = detection(negatives, positives)
     return Detection(auroc=auroc, aupr=aupr, fpr95=fpr95)
+
+
+def measure_noise(known: Verdict, wrong: NDArray[np.bool_], noisy: Mapping[str, Verdict]) -> dict[str, Detections]:
+    """How validation images are told from noisy copies, and which of them are `wrong` (N,) from the others."""
+    found = {
+        kind: {name: _detection(values, verdict.scores[name]) for name, values in known.scores.items()}
+        for kind, verdict in noisy.items()
+    }
+    return {**found, ERRORS: _errors(known, wrong)}
 
 
 def _check_finite(verdicts: Mapping[str, Verdict]) -> None:

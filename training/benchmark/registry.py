@@ -12,6 +12,7 @@ from training.benchmark.methods.cross_ent import CrossEnt
 from training.benchmark.methods.energy import Energy
 from training.benchmark.methods.fdbd import FDBD
 from training.benchmark.methods.fine_tune import FineTune
+from training.benchmark.methods.fused import Fused
 from training.benchmark.methods.gen import GEN
 from training.benchmark.methods.knn import KNN
 from training.benchmark.methods.last_layer import LastLayer
@@ -27,7 +28,7 @@ from training.benchmark.methods.vim import ViM
 from training.benchmark.methods.whitebox import Whitebox
 from training.errors import RecipeError
 
-Group = Literal["transfer", "paper", "ablation", "today", "control"]
+Group = Literal["transfer", "paper", "ablation", "past", "today", "control"]
 Form = Literal["published", "pooled"]
 
 SHORT = {
@@ -46,7 +47,7 @@ class Entry:
 
     title: str
     group: Group
-    """of the paper's tables, of transfer alone, its ablations, what one would use today, or what must not work"""
+    """of the paper's tables, of transfer alone, its ablations, past the paper, used today, or what must not work"""
     make: Callable[..., Method] | None
     """None where there is no code yet; then `reason` says why"""
     whole_network: bool = False
@@ -112,6 +113,8 @@ METHODS: dict[str, Entry] = {
     "cross-ent": Entry("Cross-Ent", "ablation", CrossEnt, paper=_named("Cross-Ent Meta", "ablation")),
     "last-layer": Entry("LastLayer", "ablation", LastLayer, paper=_named("Base-Model+LastLayer", "ablation")),
     "ten-percent": Entry("10 % data", "ablation", Ours, paper=_named("10%data", "ablation"), settings={"share": 0.1}),
+    "fused": Entry("Fused", "past", Fused, form="pooled"),
+    "density-evidence": Entry("Evidence by density", "past", Fused, form="pooled", settings={"evidence": "density"}),
     "knn": Entry("KNN", "today", KNN),
     "mahalanobis": Entry("Mahalanobis++", "today", MahalanobisPlusPlus),
     "mahalanobis-taps": Entry(

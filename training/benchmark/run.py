@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.markup import escape
 
 from training.benchmark.definition import Benchmark
-from training.benchmark.measure import Measured, measure
+from training.benchmark.measure import Detections, Measured, measure, measure_noise
 from training.benchmark.method import Method, NotApplicableError, PostHoc, Verdict
 from training.benchmark.protocol import Protocol
 from training.benchmark.registry import METHODS, Entry, methods_for
@@ -207,9 +207,12 @@ class Run:
         fitted = time.perf_counter() - begin
         verdicts, seconds = _verdicts(method, subject)
         predictions = None if self.transfer else subject.views()["test"].predictions
+        measured = measure(verdicts, subject.test_labels, predictions, _apart(subject))
+        if isinstance(method, PostHoc) and job.protocol is Protocol.fair and not self.transfer:
+            measured = measured.model_copy(update={"noise": _on_noise(method, subject)})
         return Result(
             mark=mark,
-            measured=measure(verdicts, subject.test_labels, predictions, _apart(subject)),
+            measured=measured,
             fit_seconds=fitted,
             score_seconds=seconds,
             images=sum(len(verdict.predictions) for verdict in verdicts.values()),
@@ -231,6 +234,12 @@ def _verdicts(method: Method, subject: Subject) -> tuple[dict[str, Verdict], flo
         begin = time.perf_counter()
         verdicts = {name: method.score(shown) for name, shown in subject.shown().items()}
     return verdicts, time.perf_counter() - begin
+
+
+def _on_noise(method: PostHoc, subject: Subject) -> dict[str, Detections]:
+    known = subject.validation()
+    noisy = {kind: method.score(view) for kind, view in subject.noise("validation").items()}
+    return measure_noise(method.score(known.view), known.view.predictions != known.labels, noisy)
 
 
 def _apart(subject: Subject) -> dict[str, NDArray[np.bool_]]:

@@ -10,7 +10,7 @@ from torch import nn
 from training.benchmark.material import Frozen, Head, Known, Labelled, Pictures, Shown, View
 from training.benchmark.protocol import Protocol, Role, normaliser
 from training.context import RunContext
-from training.data.noise import apply_noise
+from training.data.noise import NOISES, apply_noise
 from training.features import Extractor, Features, cached_features
 from training.prepare import CORRUPTED
 from training.stages import base
@@ -55,6 +55,7 @@ class Subject:
             validation=self._known("validation"),
             fit=self._known("fit"),
             noisy=self.context.once(f"noisy, {self.protocol}, {self.seed}", self._noisy_views),
+            fit_noise=lambda: self.noise("fit"),
             head=self.head,
             classes=len(self.context.data.classes),
             recipe=self.context.recipe,
@@ -62,6 +63,23 @@ class Subject:
             folder=folder,
             device=self.context.device,
         )
+
+    def noise(self, split: str) -> dict[str, View]:
+        """Noisy copies of a split by kind: what scores are combined by on `fit`, and compared by on `validation`."""
+
+        def make() -> dict[str, View]:
+            images = self.context.data.parts[split].images
+            noisy = {
+                kind: apply_noise(images, [kind], np.random.default_rng([self.context.seed, 20, at]))
+                for at, kind in enumerate(NOISES)
+            }
+            return {kind: self.view(self._show(found, Role.noise)) for kind, found in noisy.items()}
+
+        return self.context.once(f"noise of {split}, {self.protocol}", make)
+
+    def validation(self) -> Known:
+        """Images and labels that the base has not seen, and that choices are made by."""
+        return self._known("validation")
 
     def pictures(self, folder: Path) -> Pictures:
         """What a method on images learns from; it keeps checkpoints and weights in `folder`."""

@@ -9,6 +9,7 @@ from training.benchmark.cells import Cell, Row, Table, mark_best
 from training.benchmark.measure import Detections, Measured
 from training.benchmark.registry import METHODS, SHORT, Entry, Group, methods_for
 from training.benchmark.run import Result
+from training.fusion import merit
 from training.paper import Figure, figure
 
 NOT_AVAILABLE = "not available"
@@ -44,6 +45,13 @@ class Source:
         """A method's results by seed, those that have figures."""
         found = self.results.get(key, {})
         return {seed: (result, result.measured) for seed, result in found.items() if result.measured}
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of noise that choices are made by, where this protocol has any."""
+        return list(
+            dict.fromkeys(kind for key in self.results for _, one in self.measured(key).values() for kind in one.noise)
+        )
 
     def collect(self, key: str, get: Callable[[Result, Measured], float | None]) -> dict[int, float]:
         """One figure of a method by seed."""
@@ -94,12 +102,15 @@ def all_tables(source: Source) -> list[Table]:
         error_table(source, own=True),
         error_table(source, own=False),
         ablation_table(source),
+        *([noise_table(source)] if any(source.kinds) else []),
     ]
 
 
 def ood_table(source: Source, metric: str) -> Table:
     """Methods × OOD sets."""
-    rows = [_ood_row(source, key, score, metric, "ood") for key, score in source.rows(("paper", "today", "control"))]
+    rows = [
+        _ood_row(source, key, score, metric, "ood") for key, score in source.rows(("paper", "past", "today", "control"))
+    ]
     return _over_sets(source, "ood", f"OOD detection, {METRICS[metric]} in %", METRICS[metric], rows)
 
 
@@ -113,7 +124,7 @@ def ablation_table(source: Source) -> Table:
 def error_table(source: Source, *, own: bool) -> Table:
     """Detection of errors: each method's own, as published, or the base's, which are the same for all."""
     rows = []
-    for key, score in source.rows(("paper", "ablation", "today")):
+    for key, score in source.rows(("paper", "ablation", "past", "today")):
         cells = [source.cell(key, lambda _, m: m.error_rate if own else m.base_error_rate, decimals=2)]
         for metric, name in METRICS.items():
             cell = source.detection(key, score, metric, lambda m: m.own_errors if own else m.base_errors)
@@ -125,6 +136,24 @@ def error_table(source: Source, *, own: bool) -> Table:
     name = "own errors" if own else "errors of the base"
     table = Table(name, f"Misclassification detection in %: {whose}", None, columns, rows)
     return mark_best(table, unrated=("error rate",))
+
+
+def noise_table(source: Source) -> Table:
+    """What choices are made by, all of it in-distribution: noisy copies of validation images, and errors among them."""
+    rows = []
+    for key, score in source.rows(("paper", "past", "today")):
+        if not METHODS[key].whole_network:
+            cells = [
+                source.detection(key, score, "auroc", lambda measured, kind=kind: measured.noise.get(kind, {}))  # type: ignore[misc]
+                for kind in source.kinds
+            ]
+            each = _by_seed(cells)
+            cells.append(Cell({seed: float(np.mean(values)) for seed, values in each.items()}))
+            cells.append(Cell({seed: min(values) for seed, values in each.items()}))
+            cells.append(Cell({seed: merit(values) for seed, values in each.items()}))
+            rows.append(_row(key, score, cells))
+    title = "What choices are made by: validation images against noisy copies, and their errors; AUROC in %"
+    return mark_best(Table("noise", title, "AUROC", [*source.kinds, "mean", "worst", "merit"], rows), unrated=())
 
 
 def transfer_table(source: Source) -> Table:
@@ -142,7 +171,7 @@ def transfer_table(source: Source) -> Table:
 def cost_table(source: Source) -> Table:
     """What a method costs beside the base's one pass."""
     rows = []
-    for key in dict.fromkeys(key for key, _ in source.rows(("transfer", "paper", "ablation", "today"))):
+    for key in dict.fromkeys(key for key, _ in source.rows(("transfer", "paper", "ablation", "past", "today"))):
         cells = [
             source.cell(key, lambda result, _: result.fit_seconds),
             source.cell(key, lambda result, _: 1e6 * result.score_seconds / result.images),
@@ -173,15 +202,20 @@ def _over_sets(source: Source, name: str, title: str, metric: str, rows: list[Ro
 def _ood_row(source: Source, key: str, score: str, metric: str, task: str) -> Row:
     """A cell for each set, their mean, the worst of them, and the in-distribution set against itself."""
     cells = [_set_cell(source, key, score, metric, task, column) for column in source.columns]
-    present = [cell.values for cell in cells if cell.values]
-    seeds = set.intersection(*(set(values) for values in present)) if present else set()
-    each = {seed: [values[seed] for values in present] for seed in sorted(seeds)}
+    each = _by_seed(cells)
     worst = max if metric == "fpr95" else min
     missing = cells[0].missing if not source.measured(key) else "–"
     cells.append(Cell({seed: float(np.mean(values)) for seed, values in each.items()}, missing=missing))
     cells.append(Cell({seed: worst(values) for seed, values in each.items()}, missing=missing))
     cells.append(source.detection(key, score, metric, lambda m: m.ood.get(source.itself, {})))
     return _row(key, score, cells)
+
+
+def _by_seed(cells: Sequence[Cell]) -> dict[int, list[float]]:
+    """The values of those cells that have any, for each seed that all of these have."""
+    present = [cell.values for cell in cells if cell.values]
+    seeds = set.intersection(*(set(values) for values in present)) if present else set()
+    return {seed: [values[seed] for values in present] for seed in sorted(seeds)}
 
 
 def _set_cell(source: Source, key: str, score: str, metric: str, task: str, column: str) -> Cell:

@@ -73,6 +73,7 @@ def freeze(draw: Draw, head: Head, tiny: Alter, tmp_path: Path) -> Freeze:
             validation=draw(150, seed=11),
             fit=draw(150, seed=12),
             noisy=noisy,
+            fit_noise=lambda: {"near": draw(150, seed=30, shift=1.0).view, "far": draw(150, seed=31, shift=4.0).view},
             head=head,
             classes=CLASSES,
             recipe=recipe,
