@@ -79,4 +79,4 @@ class Density(nn.Module):
 
 def unit_rows(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Each row (N, D) divided by its length, as in the graph."""
-    return rows / np.sqrt(np.maximum((rows**2).sum(axis=1, keepdims=True), TINY))
+    return np.asarray(rows / np.sqrt(np.maximum((rows**2).sum(axis=1, keepdims=True), TINY)))

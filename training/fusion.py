@@ -67,11 +67,12 @@ class Fusion(nn.Module):
 
     @torch.inference_mode()
     def _surprises(self, doubts: Array) -> Array:
-        return self.surprise(torch.from_numpy(doubts).float()).double().numpy()
+        return np.asarray(self.surprise(torch.from_numpy(doubts).float()).double().numpy())
 
     def forward(self, doubts: Tensor) -> Tensor:
         """The weighted sum of surprises."""
-        return (self.surprise(doubts) * self.weights).sum(dim=-1)
+        surprises: Tensor = self.surprise(doubts)
+        return (surprises * self.weights).sum(dim=-1)
 
 
 def select(shown: Shown, rounds: int = ROUNDS) -> Array:

@@ -22,7 +22,7 @@ def two_blind_doubts() -> Shown:
 
 def test_auroc_is_that_of_scikit_learn_with_ties() -> None:
     rng = np.random.default_rng(0)
-    negatives, positives = rng.integers(10, size=300) * 1.0, rng.integers(3, 13, size=200) * 1.0
+    negatives, positives = rng.integers(10, size=300).astype(float), rng.integers(3, 13, size=200).astype(float)
     truth = np.arange(500) >= 300
     assert auroc(negatives, positives) == pytest.approx(
         100 * roc_auc_score(truth, np.concatenate([negatives, positives]))

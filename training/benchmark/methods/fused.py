@@ -72,7 +72,9 @@ class Fused(PostHoc):
         assert self.by_density is not None
         distance = self._doubts(view, torch.zeros(len(view)))[:, 2]
         with torch.inference_mode():
-            return self.by_density(torch.from_numpy(softmax(view.logits, axis=1)), torch.from_numpy(distance).float())
+            opinion = torch.from_numpy(softmax(view.logits, axis=1))
+            made: Tensor = self.by_density(opinion, torch.from_numpy(distance).float())
+            return made
 
     @torch.inference_mode()
     def _doubts(self, view: View, information: Tensor) -> NDArray[np.float64]:
