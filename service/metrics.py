@@ -4,14 +4,16 @@ Decisions are counted at the model's default operating point whatever a request 
 something. All state hangs on the registry that is passed in.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -77,35 +79,72 @@ class BatchHistogram(Collector):
 
     def __init__(self, name: str, text: str, labels: dict[str, str], bounds: Sequence[float]) -> None:
         self._name, self._text, self._labels = name, text, labels
-        self._bounds = np.array(sorted(set(bounds)))
-        self._bound_list = self._bounds.tolist()
-        self._counts = np.zeros(len(self._bounds) + 1, np.int64)
-        self._sum = 0.0
+        self.buckets = Buckets(bounds)
 
     @property
     def bounds(self) -> list[float]:
         """The buckets' upper ends, without the infinite one."""
-        return list(self._bound_list)
+        return list(self.buckets.bounds)
 
     def observe(self, values: NDArray[Any]) -> None:
         """Count values (N,); a bucket holds what is at most its bound."""
-        places = np.searchsorted(self._bounds, values, side="left")
-        self._counts += np.bincount(places, minlength=len(self._counts))
-        self._sum += float(values.sum(where=np.isfinite(values)))  # what is not finite would stay in it for ever
+        self.buckets.observe(values)
 
     def observe_one(self, value: float) -> None:
         """Count one value, without making an array of it."""
-        self._counts[bisect_left(self._bound_list, value)] += 1
-        self._sum += value
+        self.buckets.observe_one(value)
 
     def collect(self) -> Iterable[Metric]:
         """For the registry."""
         family = HistogramMetricFamily(self._name, self._text, labels=list(self._labels))
-        totals = np.cumsum(self._counts)
-        bounds = [floatToGoString(float(bound)) for bound in [*self._bounds, np.inf]]  # type: ignore[no-untyped-call]
-        buckets = [(bound, float(total)) for bound, total in zip(bounds, totals, strict=True)]
-        family.add_metric(list(self._labels.values()), buckets, self._sum)
+        self.buckets.add_to(family, list(self._labels.values()))
         return [family]
+
+
+class RouteHistogram(Collector):
+    """One histogram a route, each value counted for a fraction of what prometheus-client takes."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name, self._text = name, text
+        self._routes = {route: Buckets(bounds) for route in ROUTES}
+
+    def observe_one(self, route: str, value: float) -> None:
+        """Count one value."""
+        self._routes[route].observe_one(value)
+
+    def collect(self) -> Iterable[Metric]:
+        """For the registry."""
+        family = HistogramMetricFamily(self._name, self._text, labels=["route"])
+        for route, buckets in self._routes.items():
+            buckets.add_to(family, [route])
+        return [family]
+
+
+class Buckets:
+    """Counts of values, by bounds that they are at most equal to, and their sum."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = np.unique(bounds).tolist()
+        self._counts = [0] * (len(self.bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, values: NDArray[Any]) -> None:
+        """Count values (N,)."""
+        places = np.searchsorted(self.bounds, values, side="left")
+        more = np.bincount(places, minlength=len(self._counts)).tolist()
+        self._counts = [before + new for before, new in zip(self._counts, more, strict=True)]
+        self._sum += float(values.sum(where=np.isfinite(values)))  # what is not finite would stay in it for ever
+
+    def observe_one(self, value: float) -> None:
+        """Count one value, without making an array of it."""
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self._sum += value
+
+    def add_to(self, family: HistogramMetricFamily, labels: list[str]) -> None:
+        """Tell the registry."""
+        bounds = [floatToGoString(bound) for bound in (*self.bounds, math.inf)]  # type: ignore[no-untyped-call]
+        totals = map(float, accumulate(self._counts))
+        family.add_metric(labels, list(zip(bounds, totals, strict=True)), self._sum)
 
 
 class _Settler(Collector):
@@ -127,18 +166,14 @@ class ServiceMetrics:
         self._requests = Counter(
             "qualms_requests", "Requests answered, by route and status code.", ["route", "code"], registry=registry
         )
-        self._duration = Histogram(
-            "qualms_request_duration_seconds",
-            "From the first byte of a request to the last of its reply.",
-            ["route"],
-            buckets=SECONDS,
-            registry=registry,
+        self._duration = RouteHistogram(
+            "qualms_request_duration_seconds", "From the first byte of a request to the last of its reply.", SECONDS
         )
+        registry.register(self._duration)
         self._rejected = Counter(
             "qualms_rejected", "Requests for predictions refused or dropped, by reason.", ["reason"], registry=registry
         )
         self._children: dict[tuple[str, int], Any] = {}
-        self._durations = {route: self._duration.labels(route) for route in ROUTES}
         self._reasons = {reason: self._rejected.labels(reason) for reason in (*REASONS.values(), *UNAVAILABLE)}
         for route in ROUTES:
             self._child(route, 200)
@@ -148,7 +183,7 @@ class ServiceMetrics:
     def answered(self, route: str, code: int, seconds: float) -> None:
         """Count one reply."""
         self._child(route, code).inc()
-        self._durations[route].observe(seconds)
+        self._duration.observe_one(route, seconds)
 
     def rejected(self, reason: str) -> None:
         """Count a request that got no prediction."""
