@@ -18,6 +18,7 @@ from service.bundle.file import Bundle, open_bundle
 from service.bundle.preprocess import warm_up
 from service.cpu import available_cores
 from service.engine import Engine
+from service.http import Exchange
 from service.logs import access
 from service.metrics import ServiceMetrics
 from service.model import ServedModel
@@ -27,6 +28,7 @@ from service.problems import Problem, from_error, send_problem
 from service.request_ids import request_id_from
 from service.routes import add_routes, route_name
 from service.settings import Settings
+from service.shortcut import Shortcut
 from service.state import ServiceState
 
 _log = logging.getLogger("qualms")
@@ -62,7 +64,8 @@ def create_app(
     app = _Application(title="Qualms", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     add_routes(app, state, registry)
     describe(app)
-    app.edge = _Edge(app.framework, PredictEndpoint(settings, state, metrics, pool), metrics, state)
+    predict = PredictEndpoint(settings, state, metrics, pool)
+    app.edge, app.shortcut = _Edge(app.framework, predict, metrics, state), Shortcut(settings, state, predict)
     return app
 
 
@@ -70,6 +73,8 @@ class _Application(FastAPI):
     """FastAPI behind our edge: as a middleware it would sit within the framework's own, which cost every request."""
 
     edge: "_Edge"
+    shortcut: Callable[[Exchange], bool]
+    """see `service.http`"""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle one connection."""

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -58,6 +59,8 @@ class Draining(Exception):  # noqa: N818
 
 Decode: TypeAlias = Callable[[], list[NDArray[np.uint8]]]
 """makes the images, each (H, W, C), that a request is about"""
+Done: TypeAlias = "Callable[[Answer | Exception], None]"
+"""hears, on the event loop, of a request's share of a batch, or of Expired, Left or what went wrong; must not raise"""
 
 
 class Runner(Protocol):
@@ -81,7 +84,7 @@ class Job:
     """on the clock of time.monotonic"""
     gone: Callable[[], bool]
     """whether the client has left"""
-    future: "asyncio.Future[Answer]"
+    done: "Done"
     queued: float
     images: list[NDArray[np.uint8]] = field(default_factory=list)
     decode_seconds: float = 0.0
@@ -89,7 +92,7 @@ class Job:
 
     def dead(self, ends: float) -> bool:
         """Whether there is nobody, or by the time it `ends` no time, left to answer; `dropped_for` says which."""
-        if self.gone() or self.future.cancelled():
+        if self.gone():
             self.dropped_for = Left()
         elif self.deadline < ends:
             self.dropped_for = Expired()
@@ -220,22 +223,29 @@ class Batcher:
     def submit(
         self, decode: Decode, rows: int, deadline: float, gone: Callable[[], bool], *, alone: bool = False
     ) -> "asyncio.Future[Answer]":
-        """Queue `rows` images; the future holds their share of a batch, or raises Expired, Left or what `decode` did.
+        """Queue `rows` images; the future holds their share of a batch, or raises Expired, Left or what `decode` did."""
+        assert self._loop is not None
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self.queue(decode, rows, deadline, lambda: gone() or future.cancelled(), partial(_resolve, future), alone=alone)
+        return future
+
+    def queue(
+        self, decode: Decode, rows: int, deadline: float, gone: Callable[[], bool], done: Done, *, alone: bool = False
+    ) -> None:
+        """Queue `rows` images for who waits without a task; `done` is called once, unless this raises.
 
         Who knows that no other request can come with the same pass of the loop says `alone`, and need not wait for it.
         """
         self.admit(rows, deadline)
-        assert self._loop is not None
-        job = Job(decode, rows, deadline, gone, self._loop.create_future(), time.monotonic())
+        job = Job(decode, rows, deadline, gone, done, time.monotonic())
         if alone and self._idle and self._engine.cost(rows) <= self._short_seconds:
             if self._decoded(job, job.queued):
                 self._deliver([job], [], self._run([job]))
-            return job.future
+            return
         self._arrived.append(job)
         with self._wake:
             self._rows_waiting += rows
         self._soon()
-        return job.future
 
     @property
     def _idle(self) -> bool:
@@ -300,12 +310,12 @@ class Batcher:
         """Decode a request's images; if that is impossible, or nobody waits for it any more, the request hears so."""
         if job.dead(now):
             assert job.dropped_for is not None
-            _fail(job, job.dropped_for)
+            job.done(job.dropped_for)
             return False
         try:
             job.images = job.decode()
         except Exception as error:
-            _fail(job, error)
+            job.done(error)
             return False
         finally:
             job.decode_seconds = time.monotonic() - now
@@ -390,14 +400,14 @@ class Batcher:
     def _deliver(self, jobs: list[Job], dropped: list[Job], result: Batch | Exception | None) -> None:
         for job in dropped:
             assert job.dropped_for is not None
-            _fail(job, job.dropped_for)
+            job.done(job.dropped_for)
         start = 0
         for job in jobs:
             if isinstance(result, Exception):
-                _fail(job, result)
-            elif result is not None and not job.future.done():
+                job.done(result)
+            elif result is not None:
                 waited = result.started - job.queued - job.decode_seconds
-                job.future.set_result(Answer(result, start, job.rows, waited, job.decode_seconds))
+                job.done(Answer(result, start, job.rows, waited, job.decode_seconds))
             start += job.rows
         if isinstance(result, Batch):
             assert self._loop is not None
@@ -411,6 +421,10 @@ class Batcher:
             _log.exception("a batch could not be counted")
 
 
-def _fail(job: Job, error: Exception) -> None:
-    if not job.future.done():
-        job.future.set_exception(error)
+def _resolve(future: "asyncio.Future[Answer]", result: Answer | Exception) -> None:
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

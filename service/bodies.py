@@ -88,11 +88,11 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes:
 def parse_images(content_type: bytes | str, body: bytes, limits: Limits) -> list[ImageInput]:
     """The images of a body, in order; `content_type` is the header as it came, empty if there was none."""
     header = content_type.encode("latin-1", "replace") if isinstance(content_type, str) else content_type
-    media_type = header.partition(b";")[0].strip().lower()
     if not body:
         raise Problem.refused(Kind.MALFORMED, None, "The body is empty", f"at least one image, as {ACCEPTED}")
-    if media_type.startswith(b"image/") or media_type == b"application/octet-stream":
+    if is_raw_image(header):
         return [body]
+    media_type = _media_type(header)
     if media_type == b"multipart/form-data":
         return _from_multipart(header, body, limits)
     if media_type == b"application/json":
@@ -100,6 +100,16 @@ def parse_images(content_type: bytes | str, body: bytes, limits: Limits) -> list
     name = shown(media_type.decode("latin-1"))
     what = f"The Content-Type {name} is not taken" if media_type else "There is no Content-Type"
     raise Problem.refused(Kind.UNSUPPORTED, "Content-Type", what, ACCEPTED)
+
+
+def is_raw_image(content_type: bytes) -> bool:
+    """Whether a body of this type is one image, as it comes."""
+    media_type = _media_type(content_type)
+    return media_type.startswith(b"image/") or media_type == b"application/octet-stream"
+
+
+def _media_type(content_type: bytes) -> bytes:
+    return content_type.partition(b";")[0].strip().lower()
 
 
 def _length(value: bytes) -> int:

@@ -2,22 +2,126 @@
 
 uvicorn writes the head and the body of a reply one after the other, and uvloop sends each write at once. A system call
 for each is dear, and between two replies the client's core falls asleep, so that each write also has to wake it.
+
+An application may have a method `shortcut`, which is offered every request that was read whole at once: what it takes
+costs neither a task nor messages. All else, and what it leaves, goes the way of ASGI.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 
 class JoiningProtocol(HttpToolsProtocol):
-    """httptools as uvicorn runs it, on a transport that joins writes."""
+    """httptools as uvicorn runs it, on a transport that joins writes, with the application's shortcut."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shortcut: Callable[[Exchange], bool] | None = getattr(self.app, "shortcut", None)
+        self._parsing = False
+        self._begun: tuple[RequestResponseCycle, Any] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection begins."""
         joining = JoiningTransport(transport, Outbox.of(self.loop), self.tasks)
         super().connection_made(cast(asyncio.Transport, joining))
+
+    def data_received(self, data: bytes) -> None:
+        """Parse; a request whose head is in `data` is started after that, when it is known whether its body is, too."""
+        self._parsing = True
+        try:
+            super().data_received(data)
+        finally:
+            self._parsing = False
+            if self._begun is not None:
+                begun, self._begun = self._begun, None
+                self._start(*begun)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if self._parsing:
+            self._begun = cycle, app
+        else:  # it waited for the one before it to be answered
+            super()._start_asgi_task(cycle, app)
+
+    def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if self._shortcut is not None and app is self.app and _is_simple(cycle):
+            exchange = Exchange(self, cycle)
+            self.tasks.add(cast("asyncio.Task[None]", exchange))  # the server waits for it, and may cancel it
+            if self._shortcut(exchange):
+                return
+            exchange.end()
+        super()._start_asgi_task(cycle, app)
+
+
+def _is_simple(cycle: RequestResponseCycle) -> bool:
+    """Whether all of a request is here, and its reply can be written without waiting."""
+    waits = cycle.more_body or cycle.waiting_for_100_continue or cycle.flow.write_paused
+    return not waits and not cycle.transport.is_closing()
+
+
+class Exchange:
+    """A request that was read whole, and the one reply to it; to the server it is a task."""
+
+    __slots__ = ("_cycle", "_protocol", "on_cancel", "over", "scope")
+
+    def __init__(self, protocol: JoiningProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+        self.scope: Any = cycle.scope
+        self.on_cancel: Callable[[], None] = _nothing
+        """called when the server will wait no longer"""
+        self.over = False
+        """whether it was answered or given up"""
+
+    @property
+    def body(self) -> bytearray:
+        """The request's."""
+        return self._cycle.body
+
+    def gone(self) -> bool:
+        """Whether nobody waits for a reply any more."""
+        return self.over or self._cycle.disconnected
+
+    def send(self, status: int, headers: bytes, body: bytes, *, close: bool = False) -> None:
+        """Send the whole reply, as uvicorn would; `headers` are lines, and `close` ends the connection after it."""
+        cycle = self._cycle
+        if cycle.disconnected:
+            return
+        if close:
+            cycle.keep_alive = False
+        cycle.response_started = cycle.response_complete = True
+        head = [STATUS_LINE[status]]
+        for name, value in cycle.default_headers:
+            head += (name, b": ", value, b"\r\n")
+        head += (headers, b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n", body)
+        cast(JoiningTransport, cycle.transport).write_whole(b"".join(head))
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
+        cycle.on_response = _nothing
+
+    def end(self) -> None:
+        """It was answered, or nobody is there to answer."""
+        self.over = True
+        self.on_cancel = _nothing  # what it calls may hold this
+        self._protocol.tasks.discard(cast("asyncio.Task[None]", self))
+
+    def pass_on(self) -> None:
+        """Let ASGI answer it after all."""
+        self.end()
+        self._protocol._start_asgi_task(self._cycle, self._protocol.app)
+
+    def cancel(self, msg: str | None = None) -> bool:
+        """What the server does to tasks that take too long; as theirs, it takes effect in the loop's next pass."""
+        self._protocol.loop.call_soon(self.on_cancel)
+        return not self.over
+
+
+def _nothing() -> None:
+    pass
 
 
 class Outbox:
@@ -67,6 +171,13 @@ class JoiningTransport:
         if len(self._tasks) <= 1:
             self.flush()
 
+    def write_whole(self, data: bytes) -> None:
+        """Send a reply that nothing will be added to: at once, if no other is due."""
+        if self._held or len(self._tasks) > 1:
+            self.write(data)
+        else:
+            self._transport.write(data)
+
     def flush(self) -> None:
         """Send what was held back."""
         if self._held:
@@ -77,6 +188,10 @@ class JoiningTransport:
         """Close once all is sent."""
         self.flush()
         self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Asked twice a request, which by `__getattr__` would be slow."""
+        return self._transport.is_closing()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

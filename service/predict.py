@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.batcher import Answer, Draining, Expired, Left, Overloaded
+from service.batcher import Answer, Decode, Draining, Expired, Left, Overloaded
 from service.bodies import ClientDisconnected, ImageInput, Limits, parse_images, read_body
 from service.bundle.errors import ImageError, OperatingPointError
 from service.bundle.input_spec import InputSpec
@@ -25,7 +25,7 @@ from service.logs import Rarely, access
 from service.metrics import REASONS, ServiceMetrics
 from service.model import ServedModel
 from service.problems import Kind, Problem, from_error, send_problem
-from service.query import NOTHING_ASKED, parse_query
+from service.query import NOTHING_ASKED, Asked, parse_query
 from service.request_ids import request_id_from
 from service.settings import Settings
 from service.state import ServiceState
@@ -36,8 +36,13 @@ INLINE_PIXELS = 96 * 96
 PARSED_AT_ONCE = 256 * 1024
 """bytes of a body that is parsed on the event loop"""
 
+TRIED = "qualms.tried"
+"""in a scope's state: since when a request is here, and its id, if its image proved too large for the event loop"""
+
 _SECONDS_A_LINE = 1.0
 """under overload, refusals are logged together: a line for each would cost more than the refusal"""
+
+_TIMING = b"queue;dur=%.3f, decode;dur=%.3f, inference;dur=%.3f"
 
 _log = logging.getLogger("qualms.predict")
 
@@ -55,40 +60,69 @@ class PredictEndpoint:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle one HTTP request."""
-        started = time.monotonic()
         headers = dict(scope["headers"])
-        request_id = request_id_from(headers)
-        problem: Problem | None = None
+        tried = scope.get("state", {}).get(TRIED)
+        started, request_id = tried or (time.monotonic(), request_id_from(headers))
         try:
-            await self._answer(scope, headers, request_id, started, receive, send)
+            body, timing = await self._answer(scope, headers, request_id, started, receive, inline=not tried)
+        except (Exception, asyncio.CancelledError) as error:
+            code, problem = self.failure(error, request_id)
+            if problem is not None:
+                await send_problem(send, problem, request_id, self._state.closing_headers)
+        else:
             code = 200
-        except (ClientDisconnected, Left):
-            code = 499
-        except Problem as found:
-            code, problem = found.status, _without_frames(found)
-        except asyncio.CancelledError:  # the server's grace period is over
-            code, problem = 503, Problem.unavailable("The service is stopping.")
-        except Exception as error:
-            code, problem = 500, from_error(error)
-            _log.exception("prediction failed", extra={"request_id": request_id})
-        if code != 200:
-            self._reject(code)
-        if problem is not None:
-            await send_problem(send, problem, request_id, self._state.closing_headers)
+            head = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"x-request-id", request_id.encode()),
+                (b"server-timing", timing),
+                *self._state.closing_headers,
+            ]
+            await send({"type": "http.response.start", "status": 200, "headers": head})
+            await send({"type": "http.response.body", "body": body})
+        self.count(code, started, request_id)
+
+    def failure(self, error: Exception | asyncio.CancelledError, request_id: str) -> tuple[int, Problem | None]:
+        """Status and reply, if anybody is there to read it, to whatever went wrong."""
+        if isinstance(error, ClientDisconnected | Left):
+            return 499, None
+        if isinstance(error, Overloaded):
+            error = Problem.overloaded(error.retry_after)
+        elif isinstance(error, Draining | asyncio.CancelledError):  # or the server's grace period is over
+            error = Problem.unavailable("The service is stopping.")
+        elif not isinstance(error, Problem):
+            _log.error("prediction failed", exc_info=error, extra={"request_id": request_id})
+            error = from_error(error)
+        return error.status, _without_frames(error)
+
+    def count(self, code: int, started: float, request_id: str) -> None:
+        """Count and, where that says something, log a request that is over."""
         seconds = time.monotonic() - started
         self._metrics.answered("predict", code, seconds)
+        if code == 200 and not _log.isEnabledFor(logging.DEBUG):  # good answers are counted; lines are for debugging
+            return
+        if code != 200:
+            self._reject(code)
         if code == 429:
             if refused := self._refusals.due(started + seconds):
                 _log.warning("overloaded", extra={"refused": refused, "request_id": request_id})
-        elif code != 200 or _log.isEnabledFor(logging.DEBUG):  # good answers are counted; lines are for debugging
+        else:
             access(_log, request_id=request_id, method="POST", route="predict", status=code, duration_ms=1e3 * seconds)
 
     async def _answer(
-        self, scope: Any, headers: dict[bytes, bytes], request_id: str, started: float, receive: Any, send: Any
-    ) -> None:
+        self,
+        scope: Any,
+        headers: dict[bytes, bytes],
+        request_id: str,
+        started: float,
+        receive: Any,
+        *,
+        inline: bool,
+    ) -> tuple[bytes, bytes]:
+        """The body of a good reply, and its Server-Timing."""
         model = self._ready_model()
         asked = parse_query(scope["query_string"])
-        timeout = self._timeout(headers)
+        timeout = self.timeout(headers)
         deadline = started + timeout
         try:
             if self._state.in_progress() > 1:
@@ -97,42 +131,21 @@ class PredictEndpoint:
             inputs = await self._parse(headers.get(b"content-type", b""), body)
             if asked is not NOTHING_ASKED:
                 model.decider.rule(asked)  # an operating point that cannot be supported costs no inference
-            answer, decoded = await self._ask(inputs, model, deadline, _leaving(receive))
+            inline = inline and sum(map(_bytes, inputs)) <= INLINE_BYTES
+            answer, decoded = await self._ask(inputs, model, deadline, _leaving(receive), inline=inline)
         except OperatingPointError as error:
             raise from_error(error, model.decider.blamed(asked)) from error
-        except Overloaded as error:
-            raise Problem.overloaded(error.retry_after) from error
-        except Draining as error:
-            raise Problem.unavailable("The service is stopping.") from error
         except Expired as error:
-            raise Problem.too_late(deadline - started) from error
+            raise Problem.too_late(timeout) from error
         model.count_answer(answer, decoded)
-        body = model.writer.write(answer, asked, request_id)
-        timing = (
-            f"queue;dur={1e3 * answer.waited:.3f}, decode;dur={1e3 * decoded:.3f}, "
-            f"inference;dur={1e3 * answer.batch.seconds:.3f}"
-        )
-        await send(
-            {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": [
-                    (b"content-type", b"application/json"),
-                    (b"content-length", str(len(body)).encode()),
-                    (b"x-request-id", request_id.encode()),
-                    (b"server-timing", timing.encode()),
-                    *self._state.closing_headers,
-                ],
-            }
-        )
-        await send({"type": "http.response.body", "body": body})
+        return write(answer, decoded, model, asked, request_id)
 
     def _ready_model(self) -> ServedModel:
         if self._state.model is None:
             raise Problem.unavailable(self._state.why_not_ready or "The model is still loading.")
         return self._state.model
 
-    def _timeout(self, headers: dict[bytes, bytes]) -> float:
+    def timeout(self, headers: dict[bytes, bytes]) -> float:
         """Seconds this request may take, by its own word or by the setting."""
         text = headers.get(b"x-request-timeout")
         if text is None:
@@ -163,14 +176,15 @@ class PredictEndpoint:
         return await loop.run_in_executor(self._pool, parse_images, content_type, body, self._limits)
 
     async def _ask(
-        self, inputs: list[ImageInput], model: ServedModel, deadline: float, gone: Callable[[], bool]
+        self, inputs: list[ImageInput], model: ServedModel, deadline: float, gone: Callable[[], bool], *, inline: bool
     ) -> tuple[Answer, float]:
         """The model's answer, and how long decoding took."""
         spec, most, batcher = model.bundle.manifest.input, self._settings.max_pixels, model.batcher
-        if sum(map(_bytes, inputs)) <= INLINE_BYTES:
-            decode = partial(_conform, inputs, spec, min(INLINE_PIXELS, most))
+        if inline:
             try:
-                answer = await batcher.submit(decode, len(inputs), deadline, gone, alone=self._state.in_progress() == 1)
+                answer = await batcher.submit(
+                    self.inline(inputs, model), len(inputs), deadline, gone, alone=self._state.in_progress() == 1
+                )
             except Problem as problem:
                 if problem.kind is not Kind.TOO_LARGE:
                     raise
@@ -183,12 +197,23 @@ class PredictEndpoint:
         batcher.decoded(len(inputs), seconds)
         return await batcher.submit(lambda: images, len(inputs), deadline, gone), seconds
 
+    def inline(self, inputs: list[ImageInput], model: ServedModel) -> Decode:
+        """Decoding on the event loop; what has too many pixels for that is a Problem, TOO_LARGE."""
+        most = min(INLINE_PIXELS, self._settings.max_pixels)
+        return partial(_conform, inputs, model.bundle.manifest.input, most)
+
     def _reject(self, code: int) -> None:
         reason = REASONS.get(code)
         if code == 503:
             reason = "draining" if self._state.draining else "loading"
         if reason is not None:
             self._metrics.rejected(reason)
+
+
+def write(answer: Answer, decoded: float, model: ServedModel, asked: Asked, request_id: str) -> tuple[bytes, bytes]:
+    """The body of a good reply, and its Server-Timing."""
+    timing = _TIMING % (1e3 * answer.waited, 1e3 * decoded, 1e3 * answer.batch.seconds)
+    return model.writer.write(answer, asked, request_id), timing
 
 
 def _without_frames(problem: Problem) -> Problem:

@@ -161,15 +161,19 @@ async def send_problem(
 ) -> None:
     """Send the whole reply over ASGI."""
     body = problem.body(request_id)
-    headers = [
+    headers = [*problem_headers(problem, body, request_id), *extra_headers]
+    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def problem_headers(problem: Problem, body: bytes, request_id: str) -> list[tuple[bytes, bytes]]:
+    """The headers of such a reply."""
+    return [
         (b"content-type", MEDIA_TYPE.encode()),
         (b"content-length", str(len(body)).encode()),
         (b"x-request-id", request_id.encode()),
         *((name.encode(), value.encode()) for name, value in problem.headers.items()),
-        *extra_headers,
     ]
-    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 def shown(text: str) -> str:

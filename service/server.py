@@ -13,6 +13,7 @@ import time
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from service.app import create_app
 from service.http import JoiningProtocol
@@ -94,17 +95,9 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(settings: Settings) -> None:
-    """Serve until a signal; raises what made the model or the address unusable."""
-    configure(settings.log_level)
-    state = ServiceState()
-    server: DrainingServer
-
-    def fail(error: Exception) -> None:
-        server.fail(error)
-
-    app = create_app(settings, state=state, on_failure=fail)
-    config = uvicorn.Config(
+def configuration(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    """How uvicorn is run. Nothing may be wrapped around the application, whose shortcut the protocol looks for."""
+    return uvicorn.Config(
         app,
         loop="uvloop",
         http=JoiningProtocol,
@@ -117,6 +110,19 @@ def serve(settings: Settings) -> None:
         backlog=BACKLOG,
         timeout_graceful_shutdown=max(1, int(settings.grace_seconds - settings.drain_seconds - _LINGER_SECONDS)),
     )
+
+
+def serve(settings: Settings) -> None:
+    """Serve until a signal; raises what made the model or the address unusable."""
+    configure(settings.log_level)
+    state = ServiceState()
+    server: DrainingServer
+
+    def fail(error: Exception) -> None:
+        server.fail(error)
+
+    app = create_app(settings, state=state, on_failure=fail)
+    config = configuration(app, settings)
     server = DrainingServer(config, state, settings.drain_seconds)
     with listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
