@@ -180,19 +180,23 @@ class Batcher:
         return self._rows_waiting
 
     def predicted_wait(self, rows: int) -> float:
-        """Seconds until `rows` more would be answered: what is decoded or runs now, what waits, and they themselves.
+        """Seconds until `rows` more would be answered: what is decoded or runs now, what waits, and they themselves."""
+        return self._wait(rows, self._ahead(), time.monotonic())
+
+    def _wait(self, rows: int, ahead: int, now: float) -> float:
+        """The same `now`, with so many rows before them.
 
         Only runs can tell that slowness has passed, so it is never a reason to refuse what would run alone.
         """
-        ahead = self._ahead()
-        full, rest = divmod(ahead + rows, self._engine.max_batch)
-        queued = self._engine.cost(rest) if rest else 0.0
+        most, cost = self._engine.max_batch, self._engine.cost
+        full, rest = divmod(ahead + rows, most)
+        queued = cost(rest) if rest else 0.0
         if full:
-            queued += full * self._engine.cost(self._engine.max_batch)
+            queued += full * cost(most)
         if not ahead and not self._running_until:
             return queued
         decoding = self._rows_decoding * self._decode_seconds / self._decode_threads
-        return decoding + max(0.0, self._running_until - time.monotonic()) + self._slowness * queued
+        return decoding + max(0.0, self._running_until - now) + self._slowness * queued
 
     def _ahead(self) -> int:
         """Rows that are before a new request, whether they wait, are decoded, or were read and not looked at yet."""
@@ -215,8 +219,9 @@ class Batcher:
         """Refuse what cannot be answered in time: before it is decoded, and again when it is queued."""
         if self._stopping:
             raise Draining
-        caution = _CAUTION if self._ahead() or self._running_until else 1.0
-        late = time.monotonic() + caution * self.predicted_wait(rows) - deadline
+        ahead, now = self._ahead(), time.monotonic()
+        caution = _CAUTION if ahead or self._running_until else 1.0
+        late = now + caution * self._wait(rows, ahead, now) - deadline
         if late > 0:
             raise Overloaded(max(1, math.ceil(late)))
 
@@ -302,8 +307,9 @@ class Batcher:
             else:
                 gone += job.rows
             now += job.decode_seconds
-        with self._wake:
-            self._rows_waiting -= gone
+        if gone:
+            with self._wake:
+                self._rows_waiting -= gone
         return ready
 
     def _decoded(self, job: Job, now: float) -> bool:
@@ -384,7 +390,7 @@ class Batcher:
             self._slowness += _ADAPTS * (1.0 - self._slowness)  # or a wrong estimate would drop everything for ever
             return None
         try:
-            images = np.array([image for job in jobs for image in job.images])
+            images = _stacked(jobs)
             started = time.monotonic()
             outputs = self._engine.run(images)
             ended = time.monotonic()
@@ -411,14 +417,20 @@ class Batcher:
             start += job.rows
         if isinstance(result, Batch):
             assert self._loop is not None
-            # Replies are made in the loop's next pass and sent in the one after it; nobody waits for what comes then.
-            self._loop.call_soon(self._loop.call_soon, self._count, result)
+            self._loop.call_soon(self._count, result)  # after the replies, which nobody should wait longer for
 
     def _count(self, batch: Batch) -> None:
         try:
             self._on_batch(batch)
         except Exception:
             _log.exception("a batch could not be counted")
+
+
+def _stacked(jobs: list[Job]) -> NDArray[np.uint8]:
+    """The images of all jobs, (N, H, W, C); a lone one is not copied."""
+    if len(jobs) == 1 and len(jobs[0].images) == 1:
+        return jobs[0].images[0][np.newaxis]
+    return np.array([image for job in jobs for image in job.images])
 
 
 def _resolve(future: "asyncio.Future[Answer]", result: Answer | Exception) -> None:
