@@ -26,6 +26,8 @@ class JoiningProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection begins."""
+        # uvloop sends small writes only after all that is due in the loop's pass, unless they exceed the high-water mark.
+        transport.set_write_buffer_limits(high=0)
         joining = JoiningTransport(transport, Outbox.of(self.loop), self.tasks)
         super().connection_made(cast(asyncio.Transport, joining))
 
