@@ -23,28 +23,31 @@ BATCHES = (1, 32)
 
 
 def bench_graph(recipe_name: str, repeats: int, display: Display | None = None) -> dict[int, float]:
-    """Print the ratio of full to base-only time by batch size, and the microseconds of the scores at batch 1."""
+    """Print the time of the graph by what it holds, as shares of the base alone, and that of the scores at batch 1."""
     display = display or Display()
     recipe = load_recipe(recipe_name)
     extractor, meta = random_parts(recipe)
     doubter = random_doubter(recipe, extractor)
     example = random_images(recipe, 2)
     with display.console.status("exporting"):
-        graph = BundleGraph(extractor, meta, doubter=doubter)
-        full = to_onnx(graph, example, graph.outputs)
-        alone = to_onnx(BaseGraph(extractor), example, ["prediction", "base_probabilities"])
+        graphs = {"base alone": to_onnx(BaseGraph(extractor), example, ["prediction", "base_probabilities"])}
+        without = BundleGraph(extractor, meta)
+        graphs["with meta-model"] = to_onnx(without, example, without.outputs)
+        if doubter is not None:
+            fused = BundleGraph(extractor, meta, doubter=doubter)
+            graphs["with fused score"] = to_onnx(fused, example, fused.outputs)
         scores = scores_model(CLASSES)
-    table = Table("batch", "base alone", "full graph", "ratio", title=f"{recipe.name} on the CPU", title_justify="left")
+    table = Table("batch", *graphs, "of the base alone", title=f"{recipe.name} on the CPU", title_justify="left")
     ratios = {}
     for batch in BATCHES:
         images = random_images(recipe, batch)
-        times = medians({"base": _once(alone, images), "full": _once(full, images)}, repeats)
-        ratios[batch] = times["full"] / times["base"]
-        table.add_row(
-            str(batch), f"{1e3 * times['base']:.2f} ms", f"{1e3 * times['full']:.2f} ms", f"{ratios[batch]:.3f}"
-        )
+        times = list(medians({name: _once(graph, images) for name, graph in graphs.items()}, repeats).values())
+        ratios[batch] = times[-1] / times[0]
+        shares = " → ".join(f"{value / times[0]:.3f}" for value in times[1:])
+        table.add_row(str(batch), *(f"{1e3 * value:.3f} ms" for value in times), shares)
     display.console.print(table)
-    display.note(f"Nodes: base alone {_nodes(alone)}, full graph {_nodes(full)}, of which scores {_nodes(scores)}.")
+    sizes = ", ".join(f"{name} {_nodes(graph)} ({len(graph) / 1e6:.2f} MB)" for name, graph in graphs.items())
+    display.note(f"Nodes: {sizes}; the Dirichlet's scores {_nodes(scores)}.")
     display.note(f"The scores add {_score_microseconds(scores):.0f} µs at batch 1.")
     return ratios
 
