@@ -1,7 +1,7 @@
 """One flag score out of several doubts: a weighted sum of their surprises, the weights learned on the fit split.
 
 The doubts are made comparable by in-distribution images (training.surprise). The weights are chosen so that noisy copies
-of those images, and the base's errors among them, stand out: no stranger set is ever seen. They are found by ensemble
+of those images, and those of them that are misclassified, stand out: no stranger set is ever seen. They are found by ensemble
 selection with replacement (Caruana et al., ICML 2004), which adds the doubt that helps most, again and again, and so
 leaves out what only repeats the others.
 """
@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Shown:
-    """What weights are learned from: doubts (N, J) of known images, whether the base errs on them, and of noisy copies."""
+    """What weights are learned from: doubts (N, J) of known images, whether these are misclassified, and of noisy copies."""
 
     known: Array
     wrong: NDArray[np.bool_]

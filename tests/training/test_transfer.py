@@ -26,11 +26,14 @@ from training.benchmark.definition import parse_benchmark
 from training.benchmark.protocol import Protocol
 from training.benchmark.run import Job, Result
 from training.console import Display
+from training.context import RunContext
 from training.data import load
 from training.errors import ModelError, RecipeError
 from training.evaluate_bundle import evaluate_bundle
 from training.pipeline import train_recipe
 from training.recipe import Recipe, check_recipe, load_recipe
+from training.stages import combine
+from training.stages.features import features
 
 CPU = torch.device("cpu")
 SOURCE = """
@@ -126,6 +129,16 @@ def test_trust_and_flags_rest_on_the_meta_models_own_classes(bundle: Bundle) -> 
     assert rate == pytest.approx(100 - evaluation.accuracy, abs=5)
     for row in evaluation.realised:
         assert row.realised is None or row.realised <= 2 * row.target
+
+
+def test_doubts_are_fused_by_errors_of_what_is_served(
+    bundle: Bundle, folder: Path, recipe: Recipe, display: Display
+) -> None:
+    context = RunContext(recipe, 0, folder / "run" / "seed-0", folder / "cache", None, CPU, display)
+    part = context.data.parts["fit"]
+    found = combine.errors(context, features(context, "fit"), part.labels)
+    served = GraphRunner(bundle.graph)(part.images)["prediction"]
+    np.testing.assert_array_equal(found, served != part.labels)
 
 
 def test_a_finished_bundle_can_be_evaluated_again(bundle: Bundle, display: Display) -> None:

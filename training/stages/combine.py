@@ -70,13 +70,23 @@ def _fit(context: RunContext, made: Doubter, train: Features, file: Path) -> Non
         )
         for at, kind in enumerate(NOISES)
     }
-    wrong = known.logits.argmax(axis=1) != held_out.labels
-    shown = Shown(_doubts(context, made, known), wrong, {kind: _doubts(context, made, noisy[kind]) for kind in noisy})
+    doubts = _doubts(context, made, known)
+    shown = Shown(
+        doubts, errors(context, known, held_out.labels), {kind: _doubts(context, made, noisy[kind]) for kind in noisy}
+    )
     reached = made.fusion.fit(shown)
     weights = dict(zip(made.names(len(train.taps)), made.fusion.weights.tolist(), strict=True))
     save_json(context.folder / "combine.json", {"weights": weights, "auroc": reached})
     save_torch(file, made.state_dict())
     context.record("combine", mark(context))
+
+
+def errors(context: RunContext, found: Features, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of N images the bundle will misclassify, (N,): its class is the base's, or for transfer the meta-model's."""
+    source = found.logits
+    if context.recipe.prediction == "meta":
+        source = outputs(fit.fitted_meta(context), found, torch.device("cpu")).numpy()
+    return np.asarray(source.argmax(axis=1) != labels)
 
 
 @torch.inference_mode()
