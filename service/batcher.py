@@ -2,9 +2,8 @@
 
 What one pass of the event loop brings is decoded in one go, which is quicker than between reading and answering. A run
 that is short is made on the loop itself, where it costs less than a hand-over to the runner's thread and back; a long
-one goes to that thread. Rows are counted, not requests. A request
-whose deadline the queue cannot meet is refused on arrival, by the cost curve measured at warm-up; one that expired or
-whose client left is dropped before it is run.
+one goes to that thread. Rows are counted, not requests. A request whose deadline the queue cannot meet is refused on
+arrival, by the cost curve measured at warm-up; one that expired or whose client left is dropped before it is run.
 """
 
 import asyncio
@@ -15,15 +14,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.cpu import yield_to_other_threads
 from service.engine import CostCurve
+from service.jobs import Answer, Batch, Decode, Done, Draining, Job, Overloaded
 
 SHORT_SECONDS = 0.005
 """a run up to this long is made on the event loop: about what reading and answering its requests takes there"""
@@ -37,32 +36,6 @@ _SLOWEST = 20.0
 _log = logging.getLogger("qualms.batcher")
 
 
-class Overloaded(Exception):  # noqa: N818
-    """The queue cannot meet the request's deadline; trying again after `retry_after` seconds may help."""
-
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"the queue cannot meet the deadline; retry after {retry_after} s")
-        self.retry_after = retry_after
-
-
-class Expired(Exception):  # noqa: N818
-    """The request was admitted and its deadline passed before it could be run."""
-
-
-class Left(Exception):  # noqa: N818
-    """The client was gone before its request could be run."""
-
-
-class Draining(Exception):  # noqa: N818
-    """The service is stopping and takes nothing new."""
-
-
-Decode: TypeAlias = Callable[[], list[NDArray[np.uint8]]]
-"""makes the images, each (H, W, C), that a request is about"""
-Done: TypeAlias = "Callable[[Answer | Exception], None]"
-"""hears, on the event loop, of a request's share of a batch, or of Expired, Left or what went wrong; must not raise"""
-
-
 class Runner(Protocol):
     """What the batcher needs of an engine."""
 
@@ -72,55 +45,6 @@ class Runner(Protocol):
     def run(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
         """Outputs, each (N, …), of images (N, H, W, C)."""
         ...
-
-
-@dataclass(eq=False, slots=True)
-class Job:
-    """One request's images on their way through the queue."""
-
-    decode: "Decode"
-    rows: int
-    deadline: float
-    """on the clock of time.monotonic"""
-    gone: Callable[[], bool]
-    """whether the client has left"""
-    done: "Done"
-    queued: float
-    images: list[NDArray[np.uint8]] = field(default_factory=list)
-    decode_seconds: float = 0.0
-    dropped_for: Expired | Left | None = None
-
-    def dead(self, ends: float) -> bool:
-        """Whether there is nobody, or by the time it `ends` no time, left to answer; `dropped_for` says which."""
-        if self.gone():
-            self.dropped_for = Left()
-        elif self.deadline < ends:
-            self.dropped_for = Expired()
-        return self.dropped_for is not None
-
-
-@dataclass(slots=True)
-class Batch:
-    """What one run gave, shared by all requests in it."""
-
-    outputs: list[NDArray[Any]]
-    seconds: float
-    rows: int
-    started: float
-    notes: dict[object, Any] = field(default_factory=dict)
-    """room for what is worked out once for the whole batch"""
-
-
-@dataclass(slots=True)
-class Answer:
-    """A request's share of a batch: rows start … start + count."""
-
-    batch: Batch
-    start: int
-    count: int
-    waited: float
-    """seconds from queueing to the start of the run, without its own decoding"""
-    decode_seconds: float = 0.0
 
 
 class Batcher:

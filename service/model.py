@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from service.batcher import Answer, Batch, Batcher
+from service.batcher import Batcher
 from service.bundle.file import Bundle
 from service.decide import DEFAULT, Decider
 from service.engine import Engine
+from service.jobs import Answer, Batch
 from service.metrics import ModelMetrics
 from service.reply import ReplyWriter
 

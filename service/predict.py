@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.batcher import Answer, Decode, Draining, Expired, Left, Overloaded
 from service.bodies import ClientDisconnected, ImageInput, Limits, parse_images, read_body
 from service.bundle.errors import ImageError, OperatingPointError
 from service.bundle.input_spec import InputSpec
 from service.bundle.preprocess import preprocess, preprocess_array
+from service.jobs import Answer, Decode, Draining, Expired, Left, Overloaded
 from service.logs import Rarely, access
 from service.metrics import REASONS, ServiceMetrics
 from service.model import ServedModel

@@ -5,9 +5,9 @@ from typing import Any
 import orjson
 from numpy.typing import NDArray
 
-from service.batcher import Answer, Batch
 from service.bundle.file import Bundle
 from service.decide import Decider, Rule, Verdicts, judge
+from service.jobs import Answer, Batch
 from service.query import Asked
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY

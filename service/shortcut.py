@@ -7,9 +7,9 @@ the endpoint, which can answer everything.
 import asyncio
 import time
 
-from service.batcher import Answer, Expired
 from service.bodies import is_raw_image
 from service.http import Exchange
+from service.jobs import Answer, Expired
 from service.model import ServedModel
 from service.predict import INLINE_BYTES, TRIED, PredictEndpoint, write
 from service.problems import Kind, Problem, problem_headers

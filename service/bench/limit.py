@@ -6,11 +6,11 @@ from itertools import cycle, islice
 
 import numpy as np
 
-from service.batcher import Answer, Batch
 from service.bundle.file import Bundle
 from service.bundle.preprocess import preprocess
 from service.decide import Decider
 from service.engine import Device, Engine
+from service.jobs import Answer, Batch
 from service.query import NOTHING_ASKED
 from service.reply import ReplyWriter
 

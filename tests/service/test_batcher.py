@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service import batcher as module
-from service.batcher import Answer, Batch, Batcher, Draining, Expired, Left, Overloaded
+from service.batcher import Batcher
 from service.engine import CostCurve
+from service.jobs import Answer, Batch, Draining, Expired, Left, Overloaded
 
 PATIENCE = 30.0
 FAR = 1000.0

@@ -20,12 +20,13 @@ from prometheus_client import CollectorRegistry
 from service import app as app_module
 from service import predict as module
 from service.app import create_app
-from service.batcher import SHORT_SECONDS, Expired
+from service.batcher import SHORT_SECONDS
 from service.bundle.errors import BundleError
 from service.bundle.file import Bundle
 from service.bundle.input_spec import InputSpec
 from service.bundle.preprocess import decode
 from service.engine import CostCurve, Engine
+from service.jobs import Expired
 from service.problems import Problem
 from service.schemas import PredictReply, ProblemReply
 from service.settings import Settings

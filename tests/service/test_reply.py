@@ -7,11 +7,11 @@ import pytest
 from numpy.typing import NDArray
 
 from service import reply as module
-from service.batcher import Answer, Batch
 from service.bundle.file import Bundle
 from service.bundle.manifest import Manifest
 from service.bundle.runtime import GraphRunner
 from service.decide import DEFAULT, Decider, judge
+from service.jobs import Answer, Batch
 from service.query import Asked
 from service.reply import ReplyWriter
 from service.schemas import PredictReply

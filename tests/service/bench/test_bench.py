@@ -22,7 +22,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from service import cli
-from service.batcher import Answer, Batch
 from service.bench import plain, processes, run
 from service.bench.client import drive
 from service.bench.limit import LimitMeter
@@ -36,6 +35,7 @@ from service.bundle.input_spec import InputSpec
 from service.bundle.preprocess import preprocess
 from service.decide import Decider
 from service.engine import Engine
+from service.jobs import Answer, Batch
 from service.query import NOTHING_ASKED
 from service.reply import ReplyWriter
 
