@@ -37,12 +37,20 @@ def listen(host: str, port: int) -> socket.socket:
 def turn_away(listener: socket.socket) -> None:
     """Have the kernel ignore who knocks from now on; they knock again a second later, when the socket is closed.
 
-    Connections that exist, taken or waiting, are not affected. Without Linux nothing happens.
+    Connections that exist, taken or waiting, are not affected. Where there are no filters, or not for everybody (a kernel
+    whose memory for them is used up gives them to the privileged alone), the queue is made as short as can be.
     """
+    try:
+        _drop_all(listener)
+    except OSError:
+        listener.listen(0)
+
+
+def _drop_all(listener: socket.socket) -> None:
     if sys.platform != "linux":
-        return
-    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))
-    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(drop_all)))
+        raise OSError("there are no socket filters")
+    program = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
 
 
 def take_waiting(listener: socket.socket) -> list[socket.socket]:

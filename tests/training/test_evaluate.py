@@ -227,4 +227,4 @@ def test_a_base_of_other_classes_has_neither_accuracy_nor_scores() -> None:
     result = evaluate(served, "made", labels, outputs, {"far": outputs}, targets=[0.05])
     assert (result.base_accuracy, result.identical_predictions) == (None, None)
     assert result.accuracy == 100 * float((outputs["prediction"] == labels).mean())
-    assert {row.score for row in result.ood} == {row.score for row in result.misclassification} == set(SCORES)
+    assert {row.score for row in result.ood} == {row.score for row in result.misclassification} == set(DIRICHLET)
