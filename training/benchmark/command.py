@@ -96,6 +96,8 @@ def collect(run: Run, seeds: int) -> Document:
     first = sources[benchmark.protocols[0]]
     reading = _READING + (_AS_PUBLISHED if Protocol.as_published in benchmark.protocols else "")
     command = f"qualms tables {benchmark.name} --seeds {seeds} --out DIR --cache DIR"
+    if len(benchmark.protocols) == 1:
+        command += f" --protocol {benchmark.protocols[0]}"
     return Document(
         benchmark.name,
         [

@@ -38,6 +38,10 @@ class Benchmark(Section):
     not_run: dict[str, str] = Field(default_factory=dict)
     """methods that this benchmark leaves out, with the reason that the tables give"""
 
+    def under(self, protocol: str) -> "Benchmark":
+        """The same under one protocol alone."""
+        return self.model_copy(update={"protocols": [Protocol(protocol)]})
+
 
 def available() -> list[str]:
     """Names of the benchmarks that come with the package."""

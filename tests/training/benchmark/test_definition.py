@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from training.benchmark.definition import available, load_benchmark, parse_benchmark
+from training.benchmark.protocol import Protocol
+from training.cli import ProtocolName
 from training.errors import RecipeError
 from training.recipe import load_recipe
 
@@ -22,6 +24,13 @@ def test_a_file_by_path(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text(GOOD)
     assert load_benchmark(str(path)).columns == ["textures"]
+
+
+def test_one_protocol_may_be_enough() -> None:
+    benchmark = parse_benchmark(GOOD, "of a test")
+    assert benchmark.protocols == ["fair", "as-published"]
+    assert benchmark.under("fair").protocols == ["fair"]
+    assert {name.value for name in ProtocolName} == {protocol.value for protocol in Protocol}
 
 
 @pytest.mark.parametrize(
