@@ -63,6 +63,7 @@ class _Request:
         try:
             self._timeout = self._endpoint.timeout(headers)
             decode, deadline = self._endpoint.inline([image], self._model), self._started + self._timeout
+            # Never as alone: others of this pass of the loop are not read yet, and each would be run by itself.
             self._model.batcher.queue(decode, 1, deadline, self._exchange.gone, self._done)
         except Exception as error:
             self._fail(error)

@@ -370,3 +370,25 @@ def test_requests_leave_nothing_for_the_garbage_collector(bundle: Bundle, image:
             gc.enable()
 
     play(bundle, scene)
+
+
+def test_what_one_pass_of_the_loop_brings_is_run_together(bundle: Bundle, image: bytes) -> None:
+    """Answered at once, each would be run by itself, however many wait to be read."""
+
+    async def scene(host: Host) -> None:
+        assert host.state.model is not None
+        engine, sizes = host.state.model.engine, list[int]()
+        run = engine.run
+
+        def noted(images: NDArray[np.uint8]) -> Any:
+            sizes.append(len(images))
+            return run(images)
+
+        engine.run = noted  # type: ignore[method-assign]
+        connections = [host.connect() for _ in range(6)]
+        for protocol, _ in connections:
+            protocol.data_received(post(image))
+        await becomes(lambda: all(wire.sent for _, wire in connections) and not host.tasks)
+        assert sizes == [6]
+
+    play(bundle, scene)
