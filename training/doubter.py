@@ -2,11 +2,17 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from training.density import Density
+from training.features import Features
 from training.fusion import Fusion
+
+ROWS = 4096
+"""of features that are looked at at once"""
 
 
 class Doubter(nn.Module):
@@ -34,3 +40,13 @@ class Doubter(nn.Module):
         """Distance and fused score."""
         doubts = self.doubts(logits, mutual_information, features)
         return doubts[:, 2], self.fusion(doubts)
+
+    @torch.inference_mode()
+    def all_doubts(self, features: Features, mutual_information: Tensor) -> NDArray[np.float64]:
+        """All that is fused, (N, J), of images whose features are cached."""
+        parts, cpu = [], torch.device("cpu")
+        for start in range(0, len(features.logits), ROWS):
+            rows = np.arange(start, min(start + ROWS, len(features.logits)))
+            logits = torch.from_numpy(np.asarray(features.logits[rows]))
+            parts.append(self.doubts(logits, mutual_information[rows].float(), features.batch(rows, cpu)))
+        return torch.cat(parts).double().numpy()

@@ -20,8 +20,6 @@ from training.models import identity, load_weights
 from training.stages import fit
 from training.stages.features import cached, features
 
-ROWS = 4096
-
 
 def run(context: RunContext) -> None:
     """Make the doubter and say what it weighs."""
@@ -89,13 +87,7 @@ def errors(context: RunContext, found: Features, labels: NDArray[np.int64]) -> N
     return np.asarray(source.argmax(axis=1) != labels)
 
 
-@torch.inference_mode()
 def _doubts(context: RunContext, made: Doubter, found: Features) -> NDArray[np.float64]:
     """What is fused, (N, J), for images whose features are known."""
-    cpu = torch.device("cpu")
-    information = scores(outputs(fit.fitted_meta(context), found, cpu)).mutual_information
-    parts = []
-    for start in range(0, len(found.logits), ROWS):
-        rows = np.arange(start, min(start + ROWS, len(found.logits)))
-        parts.append(made.doubts(torch.from_numpy(found.logits[rows]), information[rows], found.batch(rows, cpu)))
-    return torch.cat(parts).double().numpy()
+    log_alpha = outputs(fit.fitted_meta(context), found, torch.device("cpu"))
+    return made.all_doubts(found, scores(log_alpha).mutual_information)

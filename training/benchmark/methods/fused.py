@@ -18,8 +18,6 @@ from training.doubter import Doubter
 from training.evidence import DensityEvidence
 from training.fusion import Shown
 
-ROWS = 4096
-
 
 @dataclass
 class Fused(PostHoc):
@@ -76,12 +74,5 @@ class Fused(PostHoc):
             made: Tensor = self.by_density(opinion, torch.from_numpy(distance).float())
             return made
 
-    @torch.inference_mode()
     def _doubts(self, view: View, information: Tensor) -> NDArray[np.float64]:
-        parts = []
-        for start in range(0, len(view), ROWS):
-            rows = np.arange(start, min(start + ROWS, len(view)))
-            taps = view.features.batch(rows, torch.device("cpu"))
-            logits = torch.from_numpy(view.logits[rows])
-            parts.append(self.doubter.doubts(logits, information[rows].float(), taps))
-        return torch.cat(parts).double().numpy()
+        return self.doubter.all_doubts(view.features, information)
