@@ -118,6 +118,8 @@ class Pictures:
     """makes noisy copies of training images, one set a kind; never of a test set"""
     new_network: Callable[[], nn.Module]
     """the base's architecture with the weights that its training starts from"""
+    copy_of_base: Callable[[], nn.Module]
+    """the base as trained, not frozen"""
     recipe: Recipe
     seed: int
     folder: Path

@@ -1,5 +1,6 @@
 """A frozen base and its data under one protocol: makes what methods are given, each forward pass once."""
 
+import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -90,6 +91,7 @@ class Subject:
             validation=known["validation"],
             outliers=lambda: [self._show(images, Role.noise) for images in self._noisy("train", OUTLIERS)],
             new_network=self._new_network,
+            copy_of_base=lambda: copy.deepcopy(base.frozen_base(self.context)).requires_grad_(True),
             recipe=self.context.recipe,
             seed=self.seed,
             folder=folder,

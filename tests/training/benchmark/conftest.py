@@ -98,7 +98,7 @@ def picture(tiny: Alter, tmp_path: Path) -> Picture:
         def outliers() -> list[Shown]:
             return [Shown(apply_noise(images, ["permutation"], np.random.default_rng([seed, 0])), noise)]
 
-        def new_network() -> torch.nn.Module:
+        def new_network(seed: int = seed) -> torch.nn.Module:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 return build(recipe.base.model, 4, 3, 16, 16)
@@ -108,6 +108,7 @@ def picture(tiny: Alter, tmp_path: Path) -> Picture:
             validation=Labelled(Shown(np.asarray(validation.images), known), validation.labels),
             outliers=outliers,
             new_network=new_network,
+            copy_of_base=lambda: new_network(seed + 1),
             recipe=recipe,
             seed=seed,
             folder=tmp_path / "network",

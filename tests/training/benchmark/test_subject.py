@@ -17,7 +17,7 @@ from training.benchmark.subject import Subject
 from training.console import Display
 from training.context import RunContext
 from training.data.noise import apply_noise
-from training.models import freeze
+from training.models import freeze, identity
 from training.prepare import prepare
 from training.recipe import Recipe
 from training.stages import base, features
@@ -98,6 +98,10 @@ def test_whole_networks_start_from_weights_of_their_seed_and_see_noise_of_traini
     weights = [made.new_network().state_dict()["fc.weight"] for made in (first, second, third)]
     assert not torch.equal(weights[0], weights[1])
     assert torch.equal(weights[0], weights[2])
+    copied, frozen = first.copy_of_base(), base.frozen_base(context)
+    assert identity(copied) == identity(frozen)
+    assert all(parameter.requires_grad for parameter in copied.parameters())
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
     (outliers,) = first.outliers()
     assert outliers.images.shape == (7, 16, 16, 3)
     np.testing.assert_array_equal(first.train.shown.images, context.data.parts["train"].images)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from training.base_trainer import crop_and_flip
 from training.benchmark.material import Pictures, Shown
 from training.benchmark.method import OnImages, Verdict
 from training.benchmark.methods.networks import (
+    copy_of_base,
     images_mark,
     new_network,
     outputs,
@@ -23,6 +25,7 @@ from training.benchmark.methods.networks import (
 )
 from training.benchmark.methods.softmax import softmax_scores
 from training.loop import Schedule, run
+from training.models import identity
 from training.normalise import Normalise
 from training.optimizers import make_optimizer
 from training.provenance import parameters
@@ -52,11 +55,14 @@ class ALOE(OnImages):
     """outliers a step"""
     epochs: int = 100
     """of training"""
+    start: Literal["scratch", "base"] = "scratch"
+    """what is trained: a new network, as its authors do, or, where epochs are few, a copy of the base"""
 
     def fit(self, pictures: Pictures) -> int:
         """Train; what protocols show otherwise are the outliers, so each has a network of its own."""
         self.device = pictures.device
-        self.model = new_network(pictures).to(self.device)
+        begin = new_network if self.start == "scratch" else copy_of_base
+        self.model = begin(pictures).to(self.device)
         section = section_for(
             pictures,
             self.epochs,
@@ -71,7 +77,7 @@ class ALOE(OnImages):
         )
         outliers = joined(pictures.outliers())
         count = len(pictures.train.labels)
-        settings = [self.epsilon, self.steps, self.outlier_weight, self.outlier_batch]
+        settings = [self.epsilon, self.steps, self.outlier_weight, self.outlier_batch, identity(self.model)]
         run(
             self.model,
             make_optimizer(self.model, section),

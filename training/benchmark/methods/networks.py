@@ -27,6 +27,20 @@ def new_network(pictures: Pictures) -> nn.Module:
     return pictures.new_network()
 
 
+def copy_of_base(pictures: Pictures) -> nn.Module:
+    """The base as it was trained, to be trained further."""
+    if pictures.recipe.prediction == "meta":
+        raise NotApplicableError("the base's classes are not the data's, and this method predicts by the base")
+    return pictures.copy_of_base()
+
+
+def example_for(pictures: Pictures) -> Tensor:
+    """One image as a network on the CPU sees it, (1, C, H, W)."""
+    shown = pictures.train.shown
+    example: Tensor = shown.normalise.cpu()(torch.from_numpy(shown.images[:1]))
+    return example
+
+
 def section_for(pictures: Pictures, epochs: int | None, **changes: Any) -> BaseSection:
     """How the base is trained, but for what a method has its own word on; None keeps the base's epochs."""
     given = {} if epochs is None else {"epochs": epochs}

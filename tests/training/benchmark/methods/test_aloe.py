@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from training.benchmark.material import Pictures
 from training.benchmark.methods.aloe import ALOE, joined, outlier_loss
 from training.benchmark.protocol import Protocol
-from training.models import build
+from training.models import build, identity
 from training.normalise import Normalise
 
 Picture = Callable[..., Pictures]
@@ -98,3 +98,11 @@ def test_both_protocols_keep_their_networks_in_one_folder(picture: Picture) -> N
     np.testing.assert_array_equal(found[0], found[2])
     ALOE(epochs=1, lr=0.05, outlier_batch=16).fit(published)
     assert {file: file.stat().st_mtime_ns for file in fair.folder.iterdir()} == files  # trained once each
+
+
+def test_it_goes_on_from_the_base_where_that_is_said(picture: Picture) -> None:
+    pictures = picture(n=64)
+    for start, expected in (("scratch", pictures.new_network()), ("base", pictures.copy_of_base())):
+        method = ALOE(epochs=1, lr=0.0, outlier_batch=16, start=start)  # type: ignore[arg-type]
+        method.fit(pictures)
+        assert identity(method.model) == identity(expected)
