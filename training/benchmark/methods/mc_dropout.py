@@ -10,7 +10,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from training.benchmark.material import Pictures, Shown
 from training.benchmark.method import NotApplicableError, OnImages, Verdict
-from training.benchmark.methods.networks import batches, new_network, section_for, train_network
+from training.benchmark.methods.networks import batches, example_for, new_network, section_for, train_network
+from training.taps import open_head
 
 
 @dataclass
@@ -29,7 +30,7 @@ class MCDropout(OnImages):
 
     def fit(self, pictures: Pictures) -> int:
         """Train as the base is trained."""
-        self.model = with_dropout(new_network(pictures), self.dropout)
+        self.model = with_dropout(new_network(pictures), self.dropout, example_for(pictures))
         self.seed, self.device = pictures.seed, pictures.device
         return train_network(pictures, self.model, section_for(pictures, self.epochs))
 
@@ -37,11 +38,13 @@ class MCDropout(OnImages):
     def score(self, shown: Shown) -> Verdict:
         """Class of the mean probabilities; their entropy, and the mutual information with the network drawn."""
         _drop_at_test(self.model.to(self.device))
+        certain, drawn = self.model
         parts = []
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)  # dropout draws from the global generator
             for batch in batches(shown, self.device):
-                logits = torch.stack([self.model(batch) for _ in range(self.samples)])
+                features = certain(batch)
+                logits = torch.stack([drawn(features) for _ in range(self.samples)])
                 parts.append(logits.double().log_softmax(dim=-1).cpu())
         found = [sampled(logs) for logs in parts]
         predictions, entropy, information = (torch.cat(column).numpy() for column in zip(*found, strict=True))
@@ -58,16 +61,23 @@ def sampled(logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return mean.argmax(dim=-1), entropy, entropy - expected
 
 
-def with_dropout(model: nn.Module, probability: float) -> nn.Module:
-    """`model` itself if it drops anything, else with dropout in front of each of its linear layers."""
+def with_dropout(model: nn.Module, probability: float, example: Tensor) -> nn.Sequential:
+    """`model` in two parts, so that passes over an image need not repeat the first, which drops nothing.
+
+    A model that drops something is left as it is; another gets dropout in front of each of its linear layers.
+    """
     if any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules()):
-        return model
+        return nn.Sequential(nn.Identity(), model)
     layers = [(name, module) for name, module in model.named_modules() if name and isinstance(module, nn.Linear)]
     if not layers:
         raise NotApplicableError("the network has neither dropout nor a linear layer to put it in front of")
+    if len(layers) == 1:
+        opened, tap, layer = open_head(model, example)
+        opened.set_submodule(tap.removesuffix(".0"), nn.Identity())
+        return nn.Sequential(opened, nn.Sequential(nn.Dropout(probability), layer))
     for name, layer in layers:
         model.set_submodule(name, nn.Sequential(nn.Dropout(probability), layer))
-    return model
+    return nn.Sequential(nn.Identity(), model)
 
 
 def _drop_at_test(model: nn.Module) -> None:

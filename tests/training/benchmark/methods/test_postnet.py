@@ -93,15 +93,15 @@ def test_no_evidence_breaks_the_loss(level: float) -> None:
 def test_evidence_is_counts_times_densities_in_float64(picture: Picture) -> None:
     pictures, method = picture(n=129), PostNet(epochs=1)  # a last batch of one is left out
     weights = method.fit(pictures)
-    assert {tensor.dtype for tensor in method.model.parameters()} == {torch.float64}
     assert weights == 1392 + (256 * 6 + 6) + 2 * 6 + 6 * 4 * (6 + 2)
     model: Any = method.model
     np.testing.assert_allclose(model.log_counts.exp(), np.bincount(pictures.train.labels[:-1], minlength=4))
     x = pictures.train.shown.normalise(torch.from_numpy(pictures.train.shown.images))
     with torch.inference_mode():
-        latent = model.encoder(x.double())
-        expected = model.log_counts + model.densities(latent)
+        latent = model.encoder(x)
+        expected = model.log_counts + model.densities(latent.double())
     assert latent.shape == (129, 6)
+    assert {tensor.dtype for tensor in model.densities.parameters()} == {expected.dtype} == {torch.float64}
     evidence = outputs(method.model, pictures.train.shown, pictures.device)
     torch.testing.assert_close(evidence, expected)
     alpha = 1 + evidence.exp()
