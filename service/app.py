@@ -99,7 +99,7 @@ async def _load(
         engine = await asyncio.to_thread(
             Engine, bundle, settings.device, settings.threads, settings.max_batch, settings.longest_run_seconds
         )
-        model = ServedModel(bundle, engine, registry, decode_threads, lambda: state.in_progress())  # noqa: PLW0108  the server sets it later
+        model = ServedModel(bundle, engine, registry, state, decode_threads)
     except Exception as error:
         expected = isinstance(error, QualmsError)
         state.failure = str(error) if expected else "The model could not be loaded; the log says why."

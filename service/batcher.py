@@ -3,7 +3,8 @@
 What one pass of the event loop brings is decoded in one go, which is quicker than between reading and answering. A run
 that is short is made on the loop itself, where it costs less than a hand-over to the runner's thread and back; a long
 one goes to that thread. Rows are counted, not requests. A request whose deadline the queue cannot meet is refused on
-arrival, by the cost curve measured at warm-up; one that expired or whose client left is dropped before it is run.
+arrival, by the cost curve measured at warm-up; one that expired or whose client left is dropped before it is run. Where
+the loop can only refuse, it does so in bursts and leaves the core to the model between them.
 """
 
 import asyncio
@@ -32,6 +33,8 @@ _CAUTION = 1.5
 """a queue filled up to the deadline would make everybody late as soon as anything takes longer than foreseen"""
 _SLOWEST = 20.0
 """one stall must not close the door for long"""
+STAND_BACK_SECONDS = 0.01
+"""the longest that the event loop leaves the core to a run when it can only refuse"""
 
 _log = logging.getLogger("qualms.batcher")
 
@@ -58,16 +61,20 @@ class Batcher:
         short_seconds: float = SHORT_SECONDS,
         decode_threads: int = 1,
         in_progress: Callable[[], int] = lambda: 0,
+        connections: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`in_progress` tells how many requests the server has read and not answered, if it can."""
+        """`in_progress` tells how many requests the server has read and not answered, `connections` how many are open."""
         self._engine = engine
         self._in_progress = in_progress
+        self._connections = connections
         self._decode_threads = decode_threads
         self._short_seconds = short_seconds
         self._on_batch = on_batch or (lambda _: None)
         self._arrived: deque[Job] = deque()
         self._ready: deque[Job] = deque()
-        self._wake = threading.Condition()
+        lock = threading.RLock()
+        self._wake = threading.Condition(lock)
+        self._ended = threading.Condition(lock)
         self._stopping = False
         self._resting = True
         """whether the thread waits for work"""
@@ -75,6 +82,13 @@ class Batcher:
         """requests that had arrived at the last look"""
         self._due = False
         """whether `_pass` is about to run"""
+        self._standing_back = False
+        """whether `_stand_back` is about to run"""
+        self._connected = 0
+        """connections that were open when it last ran"""
+        self._runs_ended = 0
+        """on the thread"""
+        self._one_by_one = False
         self._rows_waiting = 0
         self._rows_decoding = 0
         self._decode_seconds = 0.0
@@ -141,13 +155,43 @@ class Batcher:
 
     def admit(self, rows: int, deadline: float) -> None:
         """Refuse what cannot be answered in time: before it is decoded, and again when it is queued."""
+        retry_after = self.refusal(rows, deadline)
+        if retry_after is not None:
+            raise Overloaded(retry_after)
+
+    def refusal(self, rows: int, deadline: float) -> int | None:
+        """Seconds after which to try again, if `rows` more cannot be answered in time; Draining if nothing is taken."""
         if self._stopping:
             raise Draining
         ahead, now = self._ahead(), time.monotonic()
         caution = _CAUTION if ahead or self._running_until else 1.0
         late = now + caution * self._wait(rows, ahead, now) - deadline
-        if late > 0:
-            raise Overloaded(max(1, math.ceil(late)))
+        if late <= 0:
+            return None
+        if not self._resting and not self._standing_back:
+            assert self._loop is not None
+            self._standing_back = True
+            self._loop.call_soon(self._stand_back, self._runs_ended)
+        return max(1, math.ceil(late))
+
+    def _stand_back(self, runs_ended: int) -> None:
+        """Leave the core to the run that goes on, till it ends or for a moment, after the loop's pass had to refuse.
+
+        What arrives meanwhile would most likely be refused, too. Refusing it in one go is cheaper by half: each turn of
+        the loop finds the core's caches full of the model, and leaves the model to find them full of its own. But while
+        new connections come, of which a pass takes only one, there are more to be taken.
+        """
+        self._standing_back = False
+        before, self._connected = self._connected, self._connections()
+        if self._connected > before:
+            return
+        with self._ended:
+            self._ended.wait_for(lambda: self._resting or self._runs_ended != runs_ended, STAND_BACK_SECONDS)
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether the last run was of one request, in an earlier pass of the loop: then the next may be alone, too."""
+        return self._one_by_one
 
     def submit(
         self, decode: Decode, rows: int, deadline: float, gone: Callable[[], bool], *, alone: bool = False
@@ -155,17 +199,17 @@ class Batcher:
         """Queue `rows` images; the future holds their share of a batch, or raises Expired, Left or what `decode` did."""
         assert self._loop is not None
         future: asyncio.Future[Answer] = self._loop.create_future()
+        self.admit(rows, deadline)
         self.queue(decode, rows, deadline, lambda: gone() or future.cancelled(), partial(_resolve, future), alone=alone)
         return future
 
     def queue(
         self, decode: Decode, rows: int, deadline: float, gone: Callable[[], bool], done: Done, *, alone: bool = False
     ) -> None:
-        """Queue `rows` images for who waits without a task; `done` is called once, unless this raises.
+        """Queue `rows` images that were admitted, for who waits without a task; `done` is called once.
 
         Who knows that no other request can come with the same pass of the loop says `alone`, and need not wait for it.
         """
-        self.admit(rows, deadline)
         job = Job(decode, rows, deadline, gone, done, time.monotonic())
         if alone and self._idle and self._engine.cost(rows) <= self._short_seconds:
             if self._decoded(job, job.queued):
@@ -273,6 +317,9 @@ class Batcher:
             result = self._run(jobs)
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self._deliver, jobs, dropped, result)
+            with self._ended:
+                self._runs_ended += 1
+                self._ended.notify()
 
     def _take(self) -> tuple[list[Job], list[Job]]:
         """Live jobs up to the cap, at least one, and the dead ones met on the way."""
@@ -341,9 +388,12 @@ class Batcher:
             start += job.rows
         if isinstance(result, Batch):
             assert self._loop is not None
-            self._loop.call_soon(self._count, result)  # after the replies, which nobody should wait longer for
+            self._one_by_one = False
+            # After the replies, which nobody should wait longer for.
+            self._loop.call_soon(self._count, result, len(jobs) == 1)
 
-    def _count(self, batch: Batch) -> None:
+    def _count(self, batch: Batch, lone: bool) -> None:
+        self._one_by_one = lone
         try:
             self._on_batch(batch)
         except Exception:

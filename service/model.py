@@ -1,7 +1,5 @@
 """One model being served: its file, its engine, its queue, its rules and its metrics."""
 
-from collections.abc import Callable
-
 from prometheus_client import CollectorRegistry
 
 from service.batcher import Batcher
@@ -11,6 +9,7 @@ from service.engine import Engine
 from service.jobs import Answer, Batch
 from service.metrics import ModelMetrics
 from service.reply import ReplyWriter
+from service.state import ServiceState
 
 
 class ServedModel:
@@ -21,15 +20,21 @@ class ServedModel:
         bundle: Bundle,
         engine: Engine,
         registry: CollectorRegistry,
+        state: ServiceState,
         decode_threads: int = 1,
-        in_progress: Callable[[], int] = lambda: 0,
     ) -> None:
         self.bundle = bundle
         self.engine = engine
         self.decider = Decider(bundle.manifest)
         self.writer = ReplyWriter(bundle, self.decider, engine.outputs)
         self.metrics = ModelMetrics(registry, bundle, self.decider.rule(DEFAULT), engine.provider)
-        self.batcher = Batcher(engine, on_batch=self._count, decode_threads=decode_threads, in_progress=in_progress)
+        self.batcher = Batcher(
+            engine,
+            on_batch=self._count,
+            decode_threads=decode_threads,
+            in_progress=lambda: state.in_progress(),  # noqa: PLW0108  the server sets both later
+            connections=lambda: state.connections(),  # noqa: PLW0108
+        )
         self.metrics.queue_depth.set_function(lambda: self.batcher.depth)
 
     def count_answer(self, answer: Answer, decode_seconds: float) -> None:

@@ -38,6 +38,7 @@ class DrainingServer(uvicorn.Server):
         self._told = False
         self.failure: Exception | None = None
         state.in_progress = lambda: len(self.server_state.tasks)
+        state.connections = lambda: len(self.server_state.connections)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The signal handler: uvicorn would remember the signal and die of it after a clean stop."""

@@ -12,7 +12,7 @@ from service.http import Exchange
 from service.jobs import Answer, Expired
 from service.model import ServedModel
 from service.predict import INLINE_BYTES, TRIED, PredictEndpoint, write
-from service.problems import Kind, Problem, problem_headers
+from service.problems import Kind, Problem, head_lines, overloaded_reply, problem_headers
 from service.query import NOTHING_ASKED
 from service.request_ids import request_id_from
 from service.settings import Settings
@@ -62,9 +62,16 @@ class _Request:
         self._exchange.on_cancel = self._cancelled
         try:
             self._timeout = self._endpoint.timeout(headers)
-            decode, deadline = self._endpoint.inline([image], self._model), self._started + self._timeout
-            # Never as alone: others of this pass of the loop are not read yet, and each would be run by itself.
-            self._model.batcher.queue(decode, 1, deadline, self._exchange.gone, self._done)
+            deadline, batcher = self._started + self._timeout, self._model.batcher
+            retry_after = batcher.refusal(1, deadline)
+            if retry_after is not None:
+                self._send(429, *overloaded_reply(retry_after, self._id))
+                return
+            # Others of this pass of the loop may not be read yet; if all took themselves for the only one, each would be
+            # run by itself.
+            alone = batcher.one_by_one and self._state.in_progress() == 1
+            decode = self._endpoint.inline([image], self._model)
+            batcher.queue(decode, 1, deadline, self._exchange.gone, self._done, alone=alone)
         except Exception as error:
             self._fail(error)
 
@@ -93,7 +100,7 @@ class _Request:
         body = headers = b""
         if problem is not None:
             body = problem.body(self._id)
-            headers = b"".join(b"%b: %b\r\n" % header for header in problem_headers(problem, body, self._id))
+            headers = head_lines(problem_headers(problem, body, self._id))
         self._send(code, headers, body)
 
     def _cancelled(self) -> None:

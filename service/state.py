@@ -19,6 +19,8 @@ class ServiceState:
     failure: str | None = None
     in_progress: Callable[[], int] = lambda: 0
     """requests that are read but not answered; 0 where the server does not tell"""
+    connections: Callable[[], int] = lambda: 0
+    """that are open; 0 where the server does not tell"""
 
     @property
     def why_not_ready(self) -> str | None:

@@ -2,6 +2,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Coroutine
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -492,6 +493,24 @@ def test_a_request_that_is_alone_is_answered_before_the_loop_goes_on() -> None:
     play(engine, scene, short_seconds=math.inf)
 
 
+def test_requests_come_one_by_one_if_the_last_run_was_of_one_in_an_earlier_pass() -> None:
+    engine = Engine()
+    engine.allow(9)
+
+    async def scene(batcher: Batcher) -> None:
+        assert not batcher.one_by_one
+        for together, expected in ((1, True), (2, False), (1, True)):
+            await asyncio.gather(*[submit(batcher, images(name), FAR, stays) for name in range(together)])
+            await passes()
+            assert batcher.one_by_one is expected
+        submit(batcher, images(1), FAR, stays, alone=True)
+        assert not batcher.one_by_one  # what else this pass brings must not take itself for alone
+        await passes()
+        assert batcher.one_by_one
+
+    play(engine, scene, short_seconds=math.inf)
+
+
 def test_what_waits_is_not_overtaken_by_who_says_to_be_alone() -> None:
     engine = Engine()
     engine.allow(2)
@@ -523,6 +542,57 @@ def test_more_than_a_batch_is_run_in_several_with_room_for_others_between() -> N
         assert {1, 2} <= set(between)
 
     play(engine, scene, short_seconds=math.inf)
+
+
+# Standing back
+
+
+async def refuse(batcher: Batcher, clock: Clock) -> None:
+    """With a run on its way, have something refused, and let the loop do all that is due."""
+    with pytest.raises(Overloaded):
+        batcher.admit(1, clock.now)
+    await passes()
+
+
+def test_who_refuses_leaves_the_core_to_the_run_until_it_ends(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STAND_BACK_SECONDS", PATIENCE)
+    engine = Engine()
+
+    async def scene(batcher: Batcher) -> None:
+        running = submit(batcher, images(1), FAR, stays)
+        await engine.begun()
+        threading.Timer(0.1, engine.allow).start()
+        await refuse(batcher, clock)
+        assert running.done()
+
+    play(engine, scene)
+
+
+def test_a_long_run_does_not_hold_the_loop_up(clock: Clock) -> None:
+    engine = Engine()
+
+    async def scene(batcher: Batcher) -> None:
+        running = submit(batcher, images(1), FAR, stays)
+        await engine.begun()
+        for _ in range(3):
+            await refuse(batcher, clock)
+        assert not running.done()
+
+    play(engine, scene)
+
+
+def test_nobody_stands_back_while_new_connections_come(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STAND_BACK_SECONDS", PATIENCE)
+    engine, connections = Engine(), count(1)
+
+    async def scene(batcher: Batcher) -> None:
+        running = submit(batcher, images(1), FAR, stays)
+        await engine.begun()
+        for _ in range(3):
+            await refuse(batcher, clock)
+        assert not running.done()
+
+    play(engine, scene, connections=lambda: next(connections))
 
 
 # Decoding

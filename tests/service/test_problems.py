@@ -6,7 +6,16 @@ from typing import Any, Literal
 import pytest
 
 from service.bundle.errors import BundleError, ImageError, OperatingPointError
-from service.problems import Kind, Problem, from_error, send_problem, shown
+from service.problems import (
+    Kind,
+    Problem,
+    from_error,
+    head_lines,
+    overloaded_reply,
+    problem_headers,
+    send_problem,
+    shown,
+)
 
 
 def document(problem: Problem, request_id: str | None = "r1") -> dict[str, Any]:
@@ -120,3 +129,12 @@ def test_sending_gives_one_whole_reply_with_all_headers() -> None:
         ],
     }
     assert end == {"type": "http.response.body", "body": body}
+
+
+@pytest.mark.parametrize("request_id", ["a", "0123-4567.89:ab_cd", "f" * 128])
+def test_a_prepared_refusal_is_the_problem_itself(request_id: str) -> None:
+    for seconds in (1, 30):
+        problem = Problem.overloaded(seconds)
+        body = problem.body(request_id)
+        head = head_lines(problem_headers(problem, body, request_id))
+        assert overloaded_reply(seconds, request_id) == (head, body)

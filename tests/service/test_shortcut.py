@@ -117,6 +117,20 @@ class Gate:
         return self._run(images)
 
 
+def note_sizes(state: ServiceState) -> list[int]:
+    """How many images each run has, from now on."""
+    assert state.model is not None
+    engine, sizes = state.model.engine, list[int]()
+    run = engine.run
+
+    def noted(images: NDArray[np.uint8]) -> Any:
+        sizes.append(len(images))
+        return run(images)
+
+    engine.run = noted  # type: ignore[method-assign]
+    return sizes
+
+
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ids of requests that the endpoint was asked to answer."""
@@ -376,19 +390,28 @@ def test_what_one_pass_of_the_loop_brings_is_run_together(bundle: Bundle, image:
     """Answered at once, each would be run by itself, however many wait to be read."""
 
     async def scene(host: Host) -> None:
-        assert host.state.model is not None
-        engine, sizes = host.state.model.engine, list[int]()
-        run = engine.run
-
-        def noted(images: NDArray[np.uint8]) -> Any:
-            sizes.append(len(images))
-            return run(images)
-
-        engine.run = noted  # type: ignore[method-assign]
+        sizes = note_sizes(host.state)
         connections = [host.connect() for _ in range(6)]
         for protocol, _ in connections:
             protocol.data_received(post(image))
         await becomes(lambda: all(wire.sent for _, wire in connections) and not host.tasks)
         assert sizes == [6]
+
+    play(bundle, scene)
+
+
+def test_who_comes_alone_is_answered_at_once_but_only_the_first_of_many(bundle: Bundle, image: bytes) -> None:
+    async def scene(host: Host) -> None:
+        sizes = note_sizes(host.state)
+        await host.ask(post(image))
+        protocol, wire = host.connect()
+        protocol.data_received(post(image))
+        assert wire.sent.startswith(b"HTTP/1.1 200")
+        await asyncio.sleep(0.01)
+        connections = [host.connect() for _ in range(6)]
+        for protocol, _ in connections:
+            protocol.data_received(post(image))
+        await becomes(lambda: all(wire.sent for _, wire in connections) and not host.tasks)
+        assert sizes == [1, 1, 1, 5]
 
     play(bundle, scene)
