@@ -168,7 +168,8 @@ class Batcher:
         late = now + caution * self._wait(rows, ahead, now) - deadline
         if late <= 0:
             return None
-        if not self._resting and not self._standing_back:
+        full = self._rows_waiting >= self._engine.max_batch  # what comes could not be run next
+        if full and not self._resting and not self._standing_back:
             assert self._loop is not None
             self._standing_back = True
             self._loop.call_soon(self._stand_back, self._runs_ended)

@@ -2,6 +2,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -548,19 +549,28 @@ def test_more_than_a_batch_is_run_in_several_with_room_for_others_between() -> N
 
 
 async def refuse(batcher: Batcher, clock: Clock) -> None:
-    """With a run on its way, have something refused, and let the loop do all that is due."""
+    """Have something refused, and let the loop do all that is due."""
     with pytest.raises(Overloaded):
         batcher.admit(1, clock.now)
     await passes()
 
 
+async def fill(batcher: Batcher, engine: Engine, waiting: int) -> "asyncio.Future[Answer]":
+    """One request runs, and some wait; the one that runs."""
+    running = submit(batcher, images(0), FAR, stays)
+    await engine.begun()
+    for name in range(waiting):
+        submit(batcher, images(1 + name), FAR, stays)
+    await passes()
+    return running
+
+
 def test_who_refuses_leaves_the_core_to_the_run_until_it_ends(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STAND_BACK_SECONDS", PATIENCE)
-    engine = Engine()
+    engine = Engine(max_batch=2)
 
     async def scene(batcher: Batcher) -> None:
-        running = submit(batcher, images(1), FAR, stays)
-        await engine.begun()
+        running = await fill(batcher, engine, waiting=2)
         threading.Timer(0.1, engine.allow).start()
         await refuse(batcher, clock)
         assert running.done()
@@ -569,11 +579,10 @@ def test_who_refuses_leaves_the_core_to_the_run_until_it_ends(clock: Clock, monk
 
 
 def test_a_long_run_does_not_hold_the_loop_up(clock: Clock) -> None:
-    engine = Engine()
+    engine = Engine(max_batch=2)
 
     async def scene(batcher: Batcher) -> None:
-        running = submit(batcher, images(1), FAR, stays)
-        await engine.begun()
+        running = await fill(batcher, engine, waiting=2)
         for _ in range(3):
             await refuse(batcher, clock)
         assert not running.done()
@@ -581,18 +590,26 @@ def test_a_long_run_does_not_hold_the_loop_up(clock: Clock) -> None:
     play(engine, scene)
 
 
-def test_nobody_stands_back_while_new_connections_come(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("waiting", "connections"),
+    [
+        pytest.param(1, lambda: 1, id="there is room in the next batch"),
+        pytest.param(2, partial(next, count(1)), id="new connections come"),
+    ],
+)
+def test_nobody_stands_back_while(
+    waiting: int, connections: Callable[[], int], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "STAND_BACK_SECONDS", PATIENCE)
-    engine, connections = Engine(), count(1)
+    engine = Engine(max_batch=2)
 
     async def scene(batcher: Batcher) -> None:
-        running = submit(batcher, images(1), FAR, stays)
-        await engine.begun()
+        running = await fill(batcher, engine, waiting)
         for _ in range(3):
             await refuse(batcher, clock)
         assert not running.done()
 
-    play(engine, scene, connections=lambda: next(connections))
+    play(engine, scene, connections=connections)
 
 
 # Decoding
