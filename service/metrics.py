@@ -204,7 +204,7 @@ class ModelMetrics:
         self._registry, self._collectors = registry, list[Collector]()
         self.labels = {"model": manifest.name, "version": manifest.version}
         self._classes = manifest.classes if len(manifest.classes) <= MAX_CLASS_LABELS else ["any"]
-        self._kept: list[tuple[dict[str, NDArray[Any]], Verdicts]] = []
+        self._kept: list[tuple[dict[str, NDArray[Any]], Verdicts, float]] = []
         self._rows_kept = 0
         registry.register(self._keep(_Settler(self.settle)))  # first, so that it is asked first
         self.queue_seconds = self._histogram(
@@ -239,10 +239,8 @@ class ModelMetrics:
         self._gauge("provider_info", "Where it runs.", provider=provider).set(1)
 
     def observe(self, outputs: dict[str, NDArray[Any]], verdicts: Verdicts, seconds: float) -> None:
-        """Count one batch: at once what is said of it as a whole, at the latest when it is asked for the rest."""
-        self.inference_seconds.observe_one(seconds)
-        self.batch_size.observe_one(len(verdicts.flags))
-        self._kept.append((outputs, verdicts))
+        """Count one batch, at the latest when somebody asks."""
+        self._kept.append((outputs, verdicts, seconds))
         self._rows_kept += len(verdicts.flags)
         if self._rows_kept >= _ROWS_KEPT or len(self._kept) >= _BATCHES_KEPT:
             self.settle()
@@ -254,10 +252,12 @@ class ModelMetrics:
         kept, self._kept, self._rows_kept = self._kept, [], 0
 
         def joined(name: str) -> NDArray[Any]:
-            return np.concatenate([outputs[name] for outputs, _ in kept])
+            return np.concatenate([outputs[name] for outputs, _, _ in kept])
 
-        flags = np.concatenate([verdicts.flags for _, verdicts in kept])
-        self.p_value.observe(np.concatenate([verdicts.p_values for _, verdicts in kept]))
+        self.inference_seconds.observe(np.array([seconds for _, _, seconds in kept]))
+        self.batch_size.observe(np.array([len(verdicts.flags) for _, verdicts, _ in kept]))
+        flags = np.concatenate([verdicts.flags for _, verdicts, _ in kept])
+        self.p_value.observe(np.concatenate([verdicts.p_values for _, verdicts, _ in kept]))
         self.total.observe(joined("entropy"))
         self.epistemic.observe(joined("mutual_information"))
         classes = joined("prediction") if len(self._classes) > 1 else np.zeros(len(flags), np.int64)
@@ -265,7 +265,7 @@ class ModelMetrics:
         for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
             self._cells[pair // 2][pair % 2].inc(count)
         self._ood.inc(int(flags.sum()))
-        accepts = [verdicts.accepts for _, verdicts in kept if verdicts.accepts is not None]
+        accepts = [verdicts.accepts for _, verdicts, _ in kept if verdicts.accepts is not None]
         if accepts:
             self._untrusted.inc(int((~np.concatenate(accepts)).sum()))
 
