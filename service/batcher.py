@@ -88,7 +88,8 @@ class Batcher:
         """connections that were open when it last ran"""
         self._runs_ended = 0
         """on the thread"""
-        self._one_by_one = False
+        self.one_by_one = False
+        """whether the last run was of one request, in an earlier pass of the loop: then the next may be alone, too"""
         self._rows_waiting = 0
         self._rows_decoding = 0
         self._decode_seconds = 0.0
@@ -160,7 +161,10 @@ class Batcher:
             raise Overloaded(retry_after)
 
     def refusal(self, rows: int, deadline: float) -> int | None:
-        """Seconds after which to try again, if `rows` more cannot be answered in time; Draining if nothing is taken."""
+        """Seconds after which to try again, if `rows` more cannot be answered in time; Draining if nothing is taken.
+
+        Who is told so refuses, and when all of the loop's pass has been read, the loop stands back.
+        """
         if self._stopping:
             raise Draining
         ahead, now = self._ahead(), time.monotonic()
@@ -189,18 +193,13 @@ class Batcher:
         with self._ended:
             self._ended.wait_for(lambda: self._resting or self._runs_ended != runs_ended, STAND_BACK_SECONDS)
 
-    @property
-    def one_by_one(self) -> bool:
-        """Whether the last run was of one request, in an earlier pass of the loop: then the next may be alone, too."""
-        return self._one_by_one
-
     def submit(
         self, decode: Decode, rows: int, deadline: float, gone: Callable[[], bool], *, alone: bool = False
     ) -> "asyncio.Future[Answer]":
         """Queue `rows` images; the future holds their share of a batch, or raises Expired, Left or what `decode` did."""
         assert self._loop is not None
-        future: asyncio.Future[Answer] = self._loop.create_future()
         self.admit(rows, deadline)
+        future: asyncio.Future[Answer] = self._loop.create_future()
         self.queue(decode, rows, deadline, lambda: gone() or future.cancelled(), partial(_resolve, future), alone=alone)
         return future
 
@@ -389,12 +388,12 @@ class Batcher:
             start += job.rows
         if isinstance(result, Batch):
             assert self._loop is not None
-            self._one_by_one = False
+            self.one_by_one = False
             # After the replies, which nobody should wait longer for.
             self._loop.call_soon(self._count, result, len(jobs) == 1)
 
     def _count(self, batch: Batch, lone: bool) -> None:
-        self._one_by_one = lone
+        self.one_by_one = lone
         try:
             self._on_batch(batch)
         except Exception:
