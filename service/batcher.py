@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from service.cpu import yield_to_other_threads
 from service.engine import CostCurve
 from service.jobs import Answer, Batch, Decode, Done, Draining, Job, Overloaded
+from service.standback import StandBack
 
 SHORT_SECONDS = 0.005
 """a run up to this long is made on the event loop: about what reading and answering its requests takes there"""
@@ -33,8 +34,6 @@ _CAUTION = 1.5
 """a queue filled up to the deadline would make everybody late as soon as anything takes longer than foreseen"""
 _SLOWEST = 20.0
 """one stall must not close the door for long"""
-STAND_BACK_SECONDS = 0.01
-"""the longest that the event loop leaves the core to a run when it can only refuse"""
 
 _log = logging.getLogger("qualms.batcher")
 
@@ -66,15 +65,13 @@ class Batcher:
         """`in_progress` tells how many requests the server has read and not answered, `connections` how many are open."""
         self._engine = engine
         self._in_progress = in_progress
-        self._connections = connections
+        self._stand_back = StandBack(connections)
         self._decode_threads = decode_threads
         self._short_seconds = short_seconds
         self._on_batch = on_batch or (lambda _: None)
         self._arrived: deque[Job] = deque()
         self._ready: deque[Job] = deque()
-        lock = threading.RLock()
-        self._wake = threading.Condition(lock)
-        self._ended = threading.Condition(lock)
+        self._wake = threading.Condition()
         self._stopping = False
         self._resting = True
         """whether the thread waits for work"""
@@ -82,12 +79,6 @@ class Batcher:
         """requests that had arrived at the last look"""
         self._due = False
         """whether `_pass` is about to run"""
-        self._standing_back = False
-        """whether `_stand_back` is about to run"""
-        self._connected = 0
-        """connections that were open when it last ran"""
-        self._runs_ended = 0
-        """on the thread"""
         self.one_by_one = False
         """whether the last run was of one request, in an earlier pass of the loop: then the next may be alone, too"""
         self._rows_waiting = 0
@@ -173,25 +164,10 @@ class Batcher:
         if late <= 0:
             return None
         full = self._rows_waiting >= self._engine.max_batch  # what comes could not be run next
-        if full and not self._resting and not self._standing_back:
+        if full and not self._resting:
             assert self._loop is not None
-            self._standing_back = True
-            self._loop.call_soon(self._stand_back, self._runs_ended)
+            self._stand_back.soon(self._loop)
         return max(1, math.ceil(late))
-
-    def _stand_back(self, runs_ended: int) -> None:
-        """Leave the core to the run that goes on, till it ends or for a moment, after the loop's pass had to refuse.
-
-        What arrives meanwhile would most likely be refused, too. Refusing it in one go is cheaper by half: each turn of
-        the loop finds the core's caches full of the model, and leaves the model to find them full of its own. But while
-        new connections come, of which a pass takes only one, there are more to be taken.
-        """
-        self._standing_back = False
-        before, self._connected = self._connected, self._connections()
-        if self._connected > before:
-            return
-        with self._ended:
-            self._ended.wait_for(lambda: self._resting or self._runs_ended != runs_ended, STAND_BACK_SECONDS)
 
     def submit(
         self, decode: Decode, rows: int, deadline: float, gone: Callable[[], bool], *, alone: bool = False
@@ -317,9 +293,7 @@ class Batcher:
             result = self._run(jobs)
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self._deliver, jobs, dropped, result)
-            with self._ended:
-                self._runs_ended += 1
-                self._ended.notify()
+            self._stand_back.run_ended()
 
     def _take(self) -> tuple[list[Job], list[Job]]:
         """Live jobs up to the cap, at least one, and the dead ones met on the way."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service import batcher as module
+from service import standback
 from service.batcher import Batcher
 from service.engine import CostCurve
 from service.jobs import Answer, Batch, Draining, Expired, Left, Overloaded
@@ -566,7 +567,7 @@ async def fill(batcher: Batcher, engine: Engine, waiting: int) -> "asyncio.Futur
 
 
 def test_who_refuses_leaves_the_core_to_the_run_until_it_ends(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STAND_BACK_SECONDS", PATIENCE)
+    monkeypatch.setattr(standback, "STAND_BACK_SECONDS", PATIENCE)
     engine = Engine(max_batch=2)
 
     async def scene(batcher: Batcher) -> None:
@@ -600,7 +601,7 @@ def test_a_long_run_does_not_hold_the_loop_up(clock: Clock) -> None:
 def test_nobody_stands_back_while(
     waiting: int, connections: Callable[[], int], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "STAND_BACK_SECONDS", PATIENCE)
+    monkeypatch.setattr(standback, "STAND_BACK_SECONDS", PATIENCE)
     engine = Engine(max_batch=2)
 
     async def scene(batcher: Batcher) -> None:
