@@ -42,8 +42,6 @@ _SLOWER = 1.5
 """most p50 afterwards, as a multiple of the calm one"""
 _KEPT = 0.99
 """least share of what was due that a generator which keeps its rate offers"""
-_TOO_LATE = 504
-"""the reply to a request that was admitted, of which the first statement speaks"""
 _MIB = 2**20
 
 
@@ -96,12 +94,11 @@ class Overload:
     def statements(self) -> dict[str, bool]:
         """What should be true, and whether it is."""
         found, memory = self.offered, self.memory
-        strange = set(found.others) - {_TOO_LATE}
         return {
             "admitted requests' p99 is within the deadline": self.admitted_in_time >= _IN_TIME,
             f"goodput is at least {_GOODPUT:g} of capacity": self.of_capacity >= _GOODPUT,
             "the rest get 429 with a usable Retry-After": (
-                not strange and not found.unanswered and len(found.waits) == found.refused
+                not found.others and not found.unanswered and len(found.waits) == found.refused
             ),
             "memory is flat": memory is not None and memory[1] <= _GROWTH * memory[0],
             "readiness stays true": bool(self.looks) and all(look.ready for look in self.looks),
