@@ -101,6 +101,19 @@ class Watch:
         found: list[Any] = self._get(f"{self._alertmanager}/api/v2/alerts?active=true&filter=alertname%3D{alert}")
         return bool(found)
 
+    def tell(self, *alerts: dict[str, str]) -> None:
+        """Send Alertmanager alerts of these labels, as Prometheus does."""
+        body = json.dumps([{"labels": labels} for labels in alerts]).encode()
+        request = urllib.request.Request(
+            f"{self._alertmanager}/api/v2/alerts", data=body, headers={"Content-Type": "application/json"}
+        )
+        urllib.request.urlopen(request, timeout=10).close()
+
+    def states(self, job: str) -> dict[str, str]:
+        """By name, whether each alert of a job is active or suppressed."""
+        found = self._get(f"{self._alertmanager}/api/v2/alerts?filter=job%3D{job}")
+        return {alert["labels"]["alertname"]: alert["status"]["state"] for alert in found}
+
     def _get(self, url: str) -> Any:
         with urllib.request.urlopen(url, timeout=10) as reply:
             return json.loads(reply.read())

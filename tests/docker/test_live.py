@@ -96,3 +96,16 @@ def test_every_query_of_every_dashboard_returns_data(watch: Watch) -> None:
     assert len(queries) >= 30
     for panel, expr in queries:
         until(partial(watch.has_data, expr), f"{panel} has data: {expr}")
+
+
+def test_a_service_that_is_down_hides_what_that_explains_and_nothing_else(watch: Watch) -> None:
+    """Last, as these alerts, of jobs that are not there, stay in Alertmanager for minutes."""
+    explained = ["QualmsErrorsBurnFast", "QualmsLatencyBurnsSlowly", "QualmsQueueSaturated", "QualmsNoTraffic"]
+    watch.tell(
+        {"alertname": "QualmsDown", "job": "one", "instance": "a"},
+        *({"alertname": name, "job": "one"} for name in (*explained, DRIFT)),
+        {"alertname": "QualmsNoTraffic", "job": "other"},
+    )
+    hidden = dict.fromkeys(explained, "suppressed")
+    until(lambda: watch.states("one") == {**hidden, "QualmsDown": "active", DRIFT: "active"}, "only those are hidden")
+    assert watch.states("other") == {"QualmsNoTraffic": "active"}
