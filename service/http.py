@@ -5,6 +5,9 @@ for each is dear, and between two replies the client's core falls asleep, so tha
 
 An application may have a method `shortcut`, which is offered every request that was read whole at once: what it takes
 costs neither a task nor messages. All else, and what it leaves, goes the way of ASGI.
+
+Who offers to change the protocol, as the JDK's client does with its first request, is answered in HTTP/1.1: uvicorn would
+take such a request for one without a body.
 """
 
 import asyncio
@@ -12,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 
@@ -20,6 +24,7 @@ class JoiningProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = _new_parser(self, self)
         self._shortcut: Callable[[Exchange], bool] | None = getattr(self.app, "shortcut", None)
         self._parsing = False
         self._begun: tuple[RequestResponseCycle, Any] | None = None
@@ -42,6 +47,14 @@ class JoiningProtocol(HttpToolsProtocol):
                 begun, self._begun = self._begun, None
                 self._start(*begun)
 
+    def decline_upgrade(self, rest: bytes) -> None:
+        """Read on in HTTP/1.1: the parser has read a head, taken it for a whole request, and left the `rest`."""
+        framing = [header for header in self.headers if header[0] in (b"content-length", b"transfer-encoding")]
+        self.parser = _new_parser(self, _BodyOf(self))
+        self.cycle.more_body = True
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(b"%b: %b\r\n" % header for header in framing))
+        self.parser.feed_data(rest)
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if self._parsing:
             self._begun = cycle, app
@@ -56,6 +69,52 @@ class JoiningProtocol(HttpToolsProtocol):
                 return
             exchange.end()
         super()._start_asgi_task(cycle, app)
+
+
+class _Parser(httptools.HttpRequestParser):
+    """A parser that goes on where a request offers to change the protocol."""
+
+    protocol: JoiningProtocol
+
+    def feed_data(self, data: Any) -> None:
+        """Parse bytes."""
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self.protocol.decline_upgrade(bytes(data[upgrade.args[0] :]))
+
+
+def _new_parser(protocol: JoiningProtocol, callbacks: Any) -> _Parser:
+    parser = _Parser(callbacks)
+    parser.protocol = protocol
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+    return parser
+
+
+class _BodyOf:
+    """Tells a protocol of everything but the first head, which it knows."""
+
+    def __init__(self, protocol: JoiningProtocol) -> None:
+        self._protocol = protocol
+        self._in_first_head = True
+        self.on_body, self.on_message_complete = protocol.on_body, protocol.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if not self._in_first_head:
+            self._protocol.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._in_first_head:
+            self._protocol.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_first_head:
+            self._protocol.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if not self._in_first_head:
+            self._protocol.on_headers_complete()
+        self._in_first_head = False
 
 
 def _is_simple(cycle: RequestResponseCycle) -> bool:
