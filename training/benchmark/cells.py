@@ -9,6 +9,7 @@ from scipy.stats import t as student
 from training.paper import Figure
 
 MARK = "●"
+SEEN = "†"
 ROUNDING = 0.05  # what one decimal cannot show
 CONFIDENCE = 0.95
 
@@ -23,6 +24,8 @@ class Cell:
     missing: str = "–"
     """what stands where there is no value"""
     decimals: int = 1
+    seen: bool = False
+    """whether it is on noise that the row has seen"""
 
     def beside(self, paper: Figure | None) -> "Cell":
         """The same cell with the paper's figure."""
@@ -43,7 +46,8 @@ class Cell:
         if not self.values:
             return self.missing + theirs
         spread = f" ± {self.std:,.{self.decimals}f}" if len(self.values) > 1 else ""
-        return f"{self.mean:,.{self.decimals}f}{spread}{f' {MARK}' if self.best else ''}{theirs}"
+        marks = f"{f' {SEEN}' if self.seen else ''}{f' {MARK}' if self.best else ''}"
+        return f"{self.mean:,.{self.decimals}f}{spread}{marks}{theirs}"
 
 
 @dataclass(frozen=True)
@@ -73,14 +77,22 @@ class Table:
     """what all its cells are, if they are one thing"""
     columns: list[str]
     rows: list[Row]
+    note: str = ""
+    """a sentence after the title"""
 
 
 def mark_best(table: Table, unrated: Sequence[str]) -> Table:
-    """Mark in each column but the unrated every row that no other clearly beats."""
+    """Mark in each column but the unrated every row that no other clearly beats.
+
+    Rows that have seen a column's noise are left out of it: they would be best by what they were shown. Where they leave
+    a single method, there is nothing to be better than.
+    """
     marked = [list(row.cells) for row in table.rows]
     for at, column in enumerate(table.columns):
-        rated = [index for index, row in enumerate(table.rows) if row.rated and row.cells[at].values]
-        if not rated or column in unrated:
+        able = [index for index, row in enumerate(table.rows) if row.rated and row.cells[at].values]
+        rated = [index for index in able if not table.rows[index].cells[at].seen]
+        alone = len(rated) < len(able) and len({table.rows[index].method for index in rated}) < 2
+        if alone or column in unrated:
             continue
         sign = -1.0 if "FPR95" in (table.metric, column.rpartition(" ")[2]) else 1.0
         values = {index: table.rows[index].cells[at].values for index in rated}

@@ -1,23 +1,25 @@
 """`qualms tables`: run what is missing of a benchmark, and write its tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
 from rich.markup import escape
 
-from training.benchmark.cells import MARK
+from training.benchmark.cells import MARK, SEEN, Table
 from training.benchmark.definition import Benchmark
+from training.benchmark.method import Chains
 from training.benchmark.output import Document
 from training.benchmark.protocol import Protocol
-from training.benchmark.registry import methods_for
+from training.benchmark.registry import METHODS, Group, methods_for
 from training.benchmark.run import Result, Run
-from training.benchmark.tables import Source, all_tables, cost_table, reasons
+from training.benchmark.tables import CORRUPTION, IMAGES, Source, all_tables, cost_table, reasons
 from training.console import Display
-from training.errors import RecipeError
+from training.errors import QualmsError, RecipeError
 from training.files import save_json, save_text
-from training.prepare import itself
+from training.prepare import CORRUPTED, itself
 from training.provenance import versions
 from training.report import to_rich
 
@@ -30,6 +32,15 @@ _AS_PUBLISHED = (
     " `as-published` repeats the mismatch of the authors' evaluation, which "
     "normalises strangers otherwise than in-distribution images and noise not at all: what it adds is an artefact, "
     "as the rows of pixel statistics and the column of the set against itself show."
+)
+_SEEN = (
+    f"{SEEN} marks figures on noise that the row has seen: it was learned from noisy copies of in-distribution images, or "
+    f"stopped by them, and a noise of this column was among theirs. There {MARK} is given among the rows without {SEEN}, "
+    "and to none if these are of one method."
+)
+_CORRUPTED = (
+    f"`{CORRUPTED}` is {', '.join(CORRUPTION)} in turn. `mean` and `worst` count it whether a row has seen its noise or "
+    f"not; `{IMAGES}` leaves it out."
 )
 _TRANSFER = (
     "The base's classes are not those of the data, so that no row is the base's own: every method here learns to predict "
@@ -54,6 +65,8 @@ def make_tables(
 ) -> Document:
     """Run every method that has no result yet, then print and write all tables; `only` limits what is run."""
     display = display or Display()
+    for key, settings in benchmark.methods.items():
+        METHODS[key].build(key, settings, benchmark.name)  # a wrong setting is said before hours go into another method
     display.note(f"[bold]{benchmark.name}[/bold]: {escape(benchmark.description)}")
     run = Run(benchmark, out, cache, data_dir, device, display)
     known = [name for name, entry in methods_for(transfer=run.transfer).items() if entry.make]
@@ -61,7 +74,11 @@ def make_tables(
         if key not in known:
             raise RecipeError(f"There is no method {key!r} to run; accepted are {', '.join(known)}.")
     count = benchmark.seeds if seeds is None else seeds
-    save_json(out / "run.json", {"benchmark": benchmark.model_dump(), "versions": versions(), "device": str(device)})
+    made_by = {"benchmark": benchmark.model_dump(), "versions": versions(), "device": str(device)}
+    try:
+        save_json(out / "run.json", made_by)
+    except OSError as error:
+        raise QualmsError(f"Folder {out} cannot be written to: {error.strerror}.") from None
     run.run(run.jobs(only, count))
     document = collect(run, count)
     for grid in document.grids():
@@ -92,8 +109,10 @@ def collect(run: Run, seeds: int) -> Document:
             benchmark.not_run,
             run.transfer,
             benchmark.other_ids,
+            _seen(run, results),
         )
     first = sources[benchmark.protocols[0]]
+    tables = {protocol.value: all_tables(source) for protocol, source in sources.items()}
     reading = _READING + (_AS_PUBLISHED if Protocol.as_published in benchmark.protocols else "")
     command = f"qualms tables {benchmark.name} --seeds {seeds} --out DIR --cache DIR"
     if len(benchmark.protocols) == 1:
@@ -106,13 +125,45 @@ def collect(run: Run, seeds: int) -> Document:
             _TRANSFER if run.transfer else _base_line(first),
             reading,
             *([_ONE_BASE] if benchmark.one_base else []),
+            *_seen_lines(first, [table for made in tables.values() for table in made]),
         ],
-        {
-            **{protocol.value: all_tables(source) for protocol, source in sources.items()},
-            "": [cost_table(first)],
-        },
+        {**tables, "": [cost_table(first)]},
         reasons(first),
     )
+
+
+def _seen(run: Run, results: Mapping[str, Mapping[int, Result]]) -> dict[tuple[str, str], Chains]:
+    """The noisy copies behind every method and score that has any."""
+    scores = dict.fromkeys(
+        (key, score)
+        for key, by_seed in results.items()
+        for result in by_seed.values()
+        if result.measured
+        for found in result.measured.ood.values()
+        for score in found
+    )
+    return {pair: chains for pair in scores if (chains := run.seen_noise(*pair))}
+
+
+def _seen_lines(source: Source, tables: Sequence[Table]) -> list[str]:
+    """What the mark of seen noise means, and which noise each method has seen, if there is such a mark."""
+    if not any(cell.seen for table in tables for row in table.rows for cell in row.cells):
+        return []
+    rows = source.rows(get_args(Group))
+    methods: dict[str, dict[str, None]] = {}
+    for (key, score), chains in source.seen.items():
+        whole = all(row in source.seen for row in rows if row[0] == key)
+        for chain in chains:
+            methods.setdefault(" + ".join(chain), {})[f"`{key}`" if whole else f"`{key}` ({score})"] = None
+    noises: dict[str, list[str]] = {}
+    for noise, keys in methods.items():
+        noises.setdefault(", ".join(keys), []).append(noise)
+    said = "; ".join(f"{', '.join(found)} by {keys}" for keys, found in noises.items())
+    return [
+        _SEEN,
+        *([_CORRUPTED] if CORRUPTED in source.columns else []),
+        f"Noise seen, in turn where joined by +: {said}.",
+    ]
 
 
 def _base_line(source: Source) -> str:

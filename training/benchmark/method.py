@@ -4,6 +4,7 @@ A method is a dataclass whose fields are its hyper-parameters; a benchmark's fil
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,10 @@ from numpy.typing import NDArray
 
 from training.benchmark.material import Frozen, Pictures, Shown, View
 from training.errors import QualmsError
+from training.recipe import Recipe
+
+Chains = Sequence[Sequence[str]]
+"""kinds of noisy copies, each by the noises that make it, one after the other"""
 
 
 class NotApplicableError(QualmsError):
@@ -28,8 +33,16 @@ class Verdict:
     """(N,) each; larger is more doubtful, whatever the score's usual direction"""
 
 
+class Learner:
+    """What all methods have in common."""
+
+    def seen_noise(self, recipe: Recipe, score: str) -> Chains:
+        """The noisy copies that a score is learned from or stopped by: none, unless a method says otherwise."""
+        return []
+
+
 @dataclass
-class PostHoc(ABC):
+class PostHoc(Learner, ABC):
     """A method that sees one pass of a frozen base, and no image."""
 
     @abstractmethod
@@ -42,7 +55,7 @@ class PostHoc(ABC):
 
 
 @dataclass
-class OnImages(ABC):
+class OnImages(Learner, ABC):
     """A method that sees images: one that trains a whole network, or a control."""
 
     @abstractmethod

@@ -33,6 +33,7 @@ FIELDS = (
     "paper_mean",
     "paper_std",
     "missing",
+    "seen_noise",
 )
 
 
@@ -82,14 +83,16 @@ class Document:
                         theirs = [cell.paper.mean, cell.paper.std] if cell.paper else ["", ""]
                         missing = "" if cell.values else cell.missing
                         place = [self.name, protocol, table.name, row.method, row.score, column, table.metric]
-                        writer.writerow([*place, *ours, len(cell.values), int(cell.best), *theirs, missing])
+                        marks = [len(cell.values), int(cell.best)]
+                        writer.writerow([*place, *ours, *marks, *theirs, missing, int(cell.seen)])
         return text.getvalue()
 
 
 def to_grid(table: Table, protocol: str) -> Grid:
     """A table as strings."""
     rows = [(row.title, [str(cell) for cell in row.cells]) for row in table.rows]
-    return Grid(f"{table.title}, protocol {protocol}" if protocol else table.title, table.columns, rows)
+    title = f"{table.title}, protocol {protocol}" if protocol else table.title
+    return Grid(f"{title}. {table.note}" if table.note else title, table.columns, rows)
 
 
 def _html_table(grid: Grid) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from training.benchmark.method import Method
 from training.benchmark.methods.aloe import ALOE
 from training.benchmark.methods.base import Base
@@ -40,6 +42,8 @@ SHORT = {
 }
 """the paper's names of scores"""
 
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -61,13 +65,26 @@ class Entry:
     """hyper-parameters that make this row out of a class that makes several"""
     reason: str = ""
 
-    def build(self, key: str, settings: dict[str, Any]) -> Method:
-        """The method with a benchmark's hyper-parameters; a name it does not know is an error."""
+    def build(self, key: str, settings: dict[str, Any], benchmark: str) -> Method:
+        """The method with a benchmark's hyper-parameters; a name or a value that it does not take is an error."""
         assert self.make is not None
-        known = [item.name for item in fields(self.make)] if isinstance(self.make, type) else []
-        for name in settings:
+        known: dict[str, Any] = {}
+        if isinstance(self.make, type):
+            known = {item.name: item.type for item in fields(self.make)}
+        for name, value in settings.items():
             if name not in known:
-                raise RecipeError(f"Method {key!r} has no setting {name!r}; accepted are {', '.join(known) or 'none'}.")
+                raise RecipeError(
+                    f"Benchmark {benchmark!r}: method {key!r} has no setting {name!r}; "
+                    f"accepted are {', '.join(known) or 'none'}."
+                )
+            try:
+                TypeAdapter(known[name], config=_STRICT).validate_python(value)
+            except ValidationError as error:
+                wanted = error.errors()[0]["msg"].removeprefix("Input should be ")
+                raise RecipeError(
+                    f"Benchmark {benchmark!r}: setting {name!r} of method {key!r} is {value!r}; it should be {wanted}."
+                ) from None
+        # The values as they were given, not as they were read: results are known by them.
         return self.make(**{**self.settings, **settings})
 
 

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from training.benchmark.definition import Benchmark
 from training.benchmark.measure import Detections, Measured, measure, measure_noise
-from training.benchmark.method import Method, NotApplicableError, PostHoc, Verdict
+from training.benchmark.method import Chains, Method, NotApplicableError, PostHoc, Verdict
 from training.benchmark.protocol import Protocol
 from training.benchmark.registry import METHODS, Entry, methods_for
 from training.benchmark.subject import Subject
@@ -127,7 +127,7 @@ class Run:
     def mark(self, job: Job) -> str:
         """Fingerprint of all that decides a job's result."""
         recipe = self.recipe_of(job.entry)
-        settings = asdict(self.method(job))
+        settings = asdict(self.method(job.key))
         # Where the base predicts, the key is left out: results that are older than it stay valid.
         needless = {"prediction"} if recipe and recipe.prediction == "base" else None
         decided = None if recipe is None else recipe.model_dump(mode="json", exclude=needless)
@@ -139,9 +139,14 @@ class Run:
             return self.recipes[0]
         return next((recipe for recipe in self.recipes if recipe.meta.form == entry.form), None)
 
-    def method(self, job: Job) -> Method:
-        """A job's method, not yet fitted."""
-        return job.entry.build(job.key, self.benchmark.methods.get(job.key, {}))
+    def method(self, key: str) -> Method:
+        """A method with the benchmark's settings, not yet fitted."""
+        return METHODS[key].build(key, self.benchmark.methods.get(key, {}), self.benchmark.name)
+
+    def seen_noise(self, key: str, score: str) -> Chains:
+        """The noisy copies that a method's score is learned from or stopped by with the recipe of its form."""
+        recipe = self.recipe_of(METHODS[key])
+        return [] if recipe is None else self.method(key).seen_noise(recipe, score)
 
     def found(self, job: Job) -> Result | None:
         """A job's result, if it is there and made from the present inputs."""
@@ -194,7 +199,7 @@ class Run:
         mark = self.mark(job)
         if subject is None:
             return Result(mark=mark, reason=f"the benchmark has no recipe with a meta-model of {job.entry.form} form")
-        method, begin = self.method(job), time.perf_counter()
+        method, begin = self.method(job.key), time.perf_counter()
         try:
             if isinstance(method, PostHoc):
                 material = subject.frozen(self._scratch(job))

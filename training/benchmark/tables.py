@@ -1,20 +1,26 @@
 """From results to the paper's tables: every method has its rows, every set its column, or the reason why not."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from training.benchmark.cells import Cell, Row, Table, mark_best
+from training.benchmark.cells import MARK, Cell, Row, Table, mark_best
 from training.benchmark.measure import Detections, Measured
+from training.benchmark.method import Chains
 from training.benchmark.registry import METHODS, SHORT, Entry, Group, methods_for
 from training.benchmark.run import Result
 from training.fusion import merit
 from training.paper import Figure, figure
+from training.prepare import CORRUPTED
 
 NOT_AVAILABLE = "not available"
 NOT_RUN = "not run"
 METRICS = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
+CORRUPTION = ("permutation", "blur", "contrast")
+"""the noises that the Corrupted set is made by"""
+IMAGES = "mean of images"
+"""the mean over sets that are images, not noise"""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,8 @@ class Source:
     """whether the base's classes are not the data's"""
     other_ids: Sequence[str] = ()
     """in-distribution sets of the paper's table of transfer, by its names, that there are no data for"""
+    seen: Mapping[tuple[str, str], Chains] = field(default_factory=dict)
+    """the noisy copies that a method's score was learned from or stopped by, where there were any"""
 
     @property
     def methods(self) -> dict[str, Entry]:
@@ -70,6 +78,11 @@ class Source:
             return None if found is None else float(getattr(found, metric))
 
         return self.cell(key, get)
+
+    def marked(self, cell: Cell, key: str, score: str, noises: Sequence[str]) -> Cell:
+        """The cell, marked if the score has seen one of the noises that its images are made by."""
+        known = {noise for chain in self.seen.get((key, score), []) for noise in chain}
+        return replace(cell, seen=bool(cell.values) and not known.isdisjoint(noises))
 
     def figure(
         self, key: str, task: str, score: str, column: str | None, metric: str, paper_id: str | None = None
@@ -134,8 +147,11 @@ def error_table(source: Source, *, own: bool) -> Table:
     whose = "errors of the method itself, as published" if own else "errors of the base, the same for every method"
     columns = ["error rate", *METRICS.values()]
     name = "own errors" if own else "errors of the base"
-    table = Table(name, f"Misclassification detection in %: {whose}", None, columns, rows)
-    return mark_best(table, unrated=("error rate",))
+    title = f"Misclassification detection in %: {whose}"
+    if not own:
+        return mark_best(Table(name, title, None, columns, rows), unrated=("error rate",))
+    note = f"AUPR has no {MARK}: it rises with the error rate, which is not the same for all methods."
+    return mark_best(Table(name, title, None, columns, rows, note), unrated=("error rate", METRICS["aupr"]))
 
 
 def noise_table(source: Source) -> Table:
@@ -143,10 +159,7 @@ def noise_table(source: Source) -> Table:
     rows = []
     for key, score in source.rows(("paper", "past", "today")):
         if not METHODS[key].whole_network:
-            cells = [
-                source.detection(key, score, "auroc", lambda measured, kind=kind: measured.noise.get(kind, {}))  # type: ignore[misc]
-                for kind in source.kinds
-            ]
+            cells = [_noise_cell(source, key, score, kind) for kind in source.kinds]
             each = _by_seed(cells)
             cells.append(Cell({seed: float(np.mean(values)) for seed, values in each.items()}))
             cells.append(Cell({seed: min(values) for seed, values in each.items()}))
@@ -195,18 +208,21 @@ def reasons(source: Source) -> list[str]:
 
 
 def _over_sets(source: Source, name: str, title: str, metric: str, rows: list[Row]) -> Table:
-    columns = [*source.columns, "mean", "worst", source.itself]
+    columns = [*source.columns, "mean", "worst", *([IMAGES] if CORRUPTED in source.columns else []), source.itself]
     return mark_best(Table(name, title, metric, columns, rows), unrated=(source.itself,))
 
 
 def _ood_row(source: Source, key: str, score: str, metric: str, task: str) -> Row:
-    """A cell for each set, their mean, the worst of them, and the in-distribution set against itself."""
+    """A cell for each set, their mean, the worst of them, the mean of images, and the in-distribution set against itself."""
     cells = [_set_cell(source, key, score, metric, task, column) for column in source.columns]
     each = _by_seed(cells)
+    images = _by_seed([cell for cell, column in zip(cells, source.columns, strict=True) if column != CORRUPTED])
     worst = max if metric == "fpr95" else min
     missing = cells[0].missing if not source.measured(key) else "–"
     cells.append(Cell({seed: float(np.mean(values)) for seed, values in each.items()}, missing=missing))
     cells.append(Cell({seed: worst(values) for seed, values in each.items()}, missing=missing))
+    if CORRUPTED in source.columns:
+        cells.append(Cell({seed: float(np.mean(values)) for seed, values in images.items()}, missing=missing))
     cells.append(source.detection(key, score, metric, lambda m: m.ood.get(source.itself, {})))
     return _row(key, score, cells)
 
@@ -223,7 +239,15 @@ def _set_cell(source: Source, key: str, score: str, metric: str, task: str, colu
     cell = Cell(missing=NOT_AVAILABLE)
     if column in source.available:
         cell = source.detection(key, score, metric, lambda measured: measured.ood.get(column, {}))
+    if column == CORRUPTED:
+        cell = source.marked(cell, key, score, CORRUPTION)
     return cell.beside(source.figure(key, task, score, column, METRICS[metric]))
+
+
+def _noise_cell(source: Source, key: str, score: str, kind: str) -> Cell:
+    """One kind of noise, or the errors."""
+    cell = source.detection(key, score, "auroc", lambda measured: measured.noise.get(kind, {}))
+    return source.marked(cell, key, score, [kind])
 
 
 def _transfer_row(source: Source, key: str, score: str) -> Row:

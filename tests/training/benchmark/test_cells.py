@@ -68,7 +68,24 @@ def test_an_unrated_column_has_no_best() -> None:
     assert best(mark_best(table("AUROC"), unrated=("x",))) == []
 
 
+def test_who_has_seen_a_columns_noise_is_neither_best_nor_in_the_way() -> None:
+    rows = [
+        Row("shown", "", [Cell(seeds(100, 100, 100), seen=True)]),
+        Row("a", "", [Cell(seeds(99, 98, 99))]),
+        Row("c", "", [Cell(seeds(90, 91, 90))]),
+    ]
+    assert best(mark_best(Table("t", "T", "AUROC", ["x"], rows), unrated=())) == ["a"]
+
+
+def test_one_method_that_is_left_by_those_who_have_seen_the_noise_is_not_best() -> None:
+    shown = Row("shown", "", [Cell(seeds(100, 100, 100), seen=True)])
+    left = [Row("a", score, [Cell(seeds(99, 98, 99))]) for score in ("Ent", "MaxP")]
+    assert best(mark_best(Table("t", "T", "AUROC", ["x"], [shown, *left]), unrated=())) == []
+    assert best(mark_best(Table("t", "T", "AUROC", ["x"], left), unrated=())) == ["a", "a"]
+
+
 def test_a_cell_reads_as_mean_spread_mark_and_the_papers() -> None:
     assert str(Cell(seeds(99.0, 98.0), Figure(97.25, 0.1), best=True)) == "98.5 ± 0.5 ● (97.2)"
+    assert str(Cell(seeds(99.0, 98.0), Figure(97.25, 0.1), seen=True)) == "98.5 ± 0.5 † (97.2)"
     assert str(Cell({0: 12345.6}, decimals=0)) == "12,346"
     assert str(Cell(missing="not run", paper=Figure(99.0, None))) == "not run (99.0)"

@@ -1,5 +1,6 @@
 """A benchmark runs once: its figures are the pipeline's own, and what has been done is not done again."""
 
+import csv
 import io
 import json
 import shutil
@@ -110,6 +111,20 @@ def test_everything_is_written_and_nothing_left_out(done: Path) -> None:
     assert "LULA: not run: left out of this run by --only." in text
     assert (done / "tiny.csv").read_text().count("\n") > 500
     assert "</html>" in (done / "tiny.html").read_text()
+
+
+def test_noise_that_rows_have_seen_is_marked_and_explained_in_every_file(done: Path) -> None:
+    text, page = (done / "tiny.md").read_text(), (done / "tiny.html").read_text()
+    for said in (text, page):
+        assert "† marks figures on noise that the row has seen" in said
+        assert "permutation + blur + contrast by `ours-pooled`." in said
+    rows = list(csv.DictReader((done / "tiny.csv").read_text().splitlines()))
+    seen = {(row["method"], row["column"]) for row in rows if row["seen_noise"] == "1" and row["table"] == "ood"}
+    assert seen == {("Ours, pooled form", "corrupted")}
+    (line,) = [line for line in text.partition("protocol as-published")[0].splitlines() if "pooled form · MI" in line][
+        :1
+    ]
+    assert line.count("†") == 1
 
 
 def test_a_second_run_does_nothing(again: Path, monkeypatch: pytest.MonkeyPatch) -> None:

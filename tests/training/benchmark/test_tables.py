@@ -1,5 +1,8 @@
 """Tables leave nothing out: what has no result says so, and the paper's figures stand where they belong."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from training.benchmark.cells import Row, Table
@@ -7,15 +10,18 @@ from training.benchmark.measure import Detection, Measured
 from training.benchmark.registry import methods_for
 from training.benchmark.run import Result
 from training.benchmark.tables import (
+    CORRUPTION,
     Source,
     ablation_table,
     all_tables,
     cost_table,
     error_table,
+    noise_table,
     ood_table,
     reasons,
     transfer_table,
 )
+from training.data.noise import apply_noise, corrupt
 
 
 def detections(value: float, *scores: str) -> dict[str, Detection]:
@@ -123,8 +129,86 @@ def test_ablations_have_the_papers_figures_by_its_other_name_of_a_set(source: So
 
 def test_errors_are_the_methods_own_or_the_bases(source: Source) -> None:
     own, bases = error_table(source, own=True), error_table(source, own=False)
-    assert texts(own, "LULA · MaxP") == ["2.00", "95.0 ● (94.5)", "94.0 ● (47.3)", "5.0 ●"]
+    assert texts(own, "LULA · MaxP") == ["2.00", "95.0 ● (94.5)", "94.0 (47.3)", "5.0 ●"]
     assert texts(bases, "LULA · MaxP") == ["1.00", "93.0 ●", "92.0 ●", "7.0 ●"]
+
+
+def test_nobody_is_best_by_a_figure_that_rises_with_its_own_error_rate(source: Source) -> None:
+    own, bases = error_table(source, own=True), error_table(source, own=False)
+    at = own.columns.index("AUPR")
+    assert not any(row.cells[at].best for row in own.rows)
+    assert own.note == "AUPR has no ●: it rises with the error rate, which is not the same for all methods."
+    assert any(row.cells[at].best for row in bases.rows)
+    assert bases.note == ""
+
+
+def test_corrupted_is_made_by_the_noises_that_rows_are_asked_about() -> None:
+    images = np.random.default_rng(0).integers(256, size=(4, 8, 8, 3), dtype=np.uint8)
+    made = apply_noise(images, CORRUPTION, np.random.default_rng(1))
+    assert np.array_equal(made, corrupt(images, np.random.default_rng(1)))
+
+
+def with_corrupted(value: float, *scores: str) -> Result:
+    found = result(value, *scores)
+    assert found.measured
+    ood = {**found.measured.ood, "corrupted": detections(value + 3, *scores)}
+    noise = {kind: detections(value, *scores) for kind in ("blur", "blend", "errors")}
+    return found.model_copy(update={"measured": found.measured.model_copy(update={"ood": ood, "noise": noise})})
+
+
+@pytest.fixture
+def noisy() -> Source:
+    """LULA was shown blurred images, of density-evidence the fused score."""
+    return Source(
+        {
+            "base": {0: with_corrupted(90, "entropy")},
+            "lula": {0: with_corrupted(95, "entropy")},
+            "density-evidence": {0: with_corrupted(93, "fused", "entropy")},
+            "knn": {0: with_corrupted(92, "distance")},
+        },
+        columns=["svhn", "lsun", "corrupted", "tiny_imagenet"],
+        available=["svhn", "corrupted", "tiny_imagenet"],
+        itself="cifar10 (itself)",
+        paper_id=None,
+        not_run={},
+        seen={
+            ("lula", "entropy"): [["mosaic"], ["shuffle", "blur"]],
+            ("density-evidence", "fused"): [["blur"], ["blend"]],
+        },
+    )
+
+
+def test_a_row_that_has_seen_a_noise_of_corrupted_is_marked_there_and_not_rated(noisy: Source) -> None:
+    table = ood_table(noisy, "auroc")
+    at = table.columns.index("corrupted")
+    run = [row for row in table.rows if row.cells[at].values]
+    assert {row.title: str(row.cells[at]) for row in run} == {
+        "Base Model · Ent": "93.0",
+        "LULA · Ent": "98.0 †",
+        "Evidence by density · fused": "96.0 †",
+        "Evidence by density · Ent": "96.0 ●",
+        "KNN · distance": "95.0",
+    }
+    assert not any(cell.seen for row in table.rows for cell in (*row.cells[:at], *row.cells[at + 1 :]))
+
+
+def test_a_row_without_figures_has_no_mark_of_noise(noisy: Source) -> None:
+    table = ood_table(replace(noisy, seen={("postnet", "precision"): [["blur"]]}), "auroc")
+    assert not any(cell.seen for row in table.rows for cell in row.cells)
+
+
+def test_a_mean_without_noise_stands_beside_the_mean_of_all(noisy: Source) -> None:
+    table = ood_table(noisy, "auroc")
+    assert table.columns[4:] == ["mean", "worst", "mean of images", "cifar10 (itself)"]
+    assert texts(table, "LULA · Ent")[4:] == ["94.7 ●", "91.0 ●", "93.0 ●", "50.0"]
+    assert texts(ood_table(noisy, "fpr95"), "LULA · Ent")[6] == "7.0 ●"
+
+
+def test_a_kind_of_noise_is_marked_where_it_was_seen_alone_or_in_a_chain(noisy: Source) -> None:
+    table = noise_table(noisy)
+    assert table.columns == ["blur", "blend", "errors", "mean", "worst", "merit"]
+    assert texts(table, "LULA · Ent")[:4] == ["95.0 †", "95.0 ●", "95.0 ●", "95.0 ●"]
+    assert texts(table, "Evidence by density · fused")[:3] == ["93.0 †", "93.0 †", "93.0"]
 
 
 def test_cost_is_time_and_numbers_kept(source: Source) -> None:

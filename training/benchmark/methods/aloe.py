@@ -3,17 +3,18 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from training.base_trainer import crop_and_flip
 from training.benchmark.material import Pictures, Shown
-from training.benchmark.method import OnImages, Verdict
+from training.benchmark.method import Chains, OnImages, Verdict
 from training.benchmark.methods.networks import (
     copy_of_base,
     images_mark,
@@ -29,6 +30,7 @@ from training.models import identity
 from training.normalise import Normalise
 from training.optimizers import make_optimizer
 from training.provenance import parameters
+from training.recipe import Count, NotNegative, Positive, Recipe
 
 WHITE = 255.0
 """the largest value of a pixel"""
@@ -41,19 +43,19 @@ class ALOE(OnImages):
     Outliers are noisy copies of training images; augmentation and weight decay are the base's.
     """
 
-    epsilon: float = 1 / 255
+    epsilon: Annotated[float, Field(ge=0, le=1)] = 1 / 255
     """the most that a pixel is changed, as a share of its range"""
-    steps: int = 2
+    steps: Annotated[int, Field(ge=0)] = 2
     """of projected gradient ascent, each as long as `epsilon`, from a random start"""
-    outlier_weight: float = 0.5
+    outlier_weight: NotNegative = 0.5
     """of the outliers' loss beside the cross-entropy"""
-    lr: float = 0.1
+    lr: Positive = 0.1
     """of SGD with Nesterov momentum, where its cosine begins"""
-    batch: int = 64
+    batch: Count = 64
     """images a step"""
-    outlier_batch: int = 128
+    outlier_batch: Count = 128
     """outliers a step"""
-    epochs: int = 100
+    epochs: Count = 100
     """of training"""
     start: Literal["scratch", "base"] = "scratch"
     """what is trained: a new network, as its authors do, or, where epochs are few, a copy of the base"""
@@ -87,6 +89,10 @@ class ALOE(OnImages):
             training_mark(pictures, self.model, section, settings, images_mark(outliers)),
         )
         return parameters(self.model)
+
+    def seen_noise(self, recipe: Recipe, score: str) -> Chains:
+        """Its outliers: the recipe's noisy copies, of training images."""
+        return recipe.meta.stop_noise
 
     def score(self, shown: Shown) -> Verdict:
         """The class of the largest logit, and 1 − its probability."""

@@ -11,17 +11,18 @@ from training.benchmark.methods.heads import dirichlet_verdict
 from training.benchmark.methods.networks import new_network, outputs, section_for, train_network
 from training.dirichlet import negative_elbo
 from training.meta import SoftClamp
+from training.recipe import Count, Positive
 
 
 @dataclass
 class BeBayesian(OnImages):
     """The base's architecture, its outputs read as log α and trained from scratch for the meta-model's ELBO."""
 
-    kl_weight: float = 1e-2
+    kl_weight: Positive = 1e-2
     """λ: 1e-2 for CIFAR-10, 3e-3 for CIFAR-100"""
-    clip_norm: float = 1.0
+    clip_norm: Positive = 1.0
     """of the gradient, which grows like 1/α where α is small"""
-    epochs: int | None = None
+    epochs: Count | None = None
     """of training; None takes as many as the base"""
 
     def fit(self, pictures: Pictures) -> int:

@@ -3,9 +3,17 @@
 from dataclasses import dataclass
 
 from training.benchmark.material import Frozen, View
-from training.benchmark.method import PostHoc, Verdict
-from training.benchmark.methods.heads import TrainedHead, cross_entropy, softmax_verdict, taps, train_head
+from training.benchmark.method import Chains, PostHoc, Verdict
+from training.benchmark.methods.heads import (
+    TrainedHead,
+    cross_entropy,
+    softmax_verdict,
+    stopping_noise,
+    taps,
+    train_head,
+)
 from training.meta import build_meta
+from training.recipe import Recipe
 
 
 @dataclass
@@ -18,6 +26,10 @@ class CrossEnt(PostHoc):
         model = build_meta(frozen.recipe.meta, widths, frozen.classes, frozen.seed)
         self.head = TrainedHead(model, taps)
         return train_head(frozen, self.head, frozen.recipe.meta, cross_entropy())
+
+    def seen_noise(self, recipe: Recipe, score: str) -> Chains:
+        """What it is stopped by."""
+        return stopping_noise(recipe.meta)
 
     def score(self, view: View) -> Verdict:
         """Class, entropy and 1 − max probability of its softmax."""

@@ -16,6 +16,7 @@ from training.benchmark.methods.heads import (
     train_head,
 )
 from training.meta import build_meta
+from training.recipe import Count, NotNegative, Positive
 
 
 @dataclass
@@ -26,11 +27,11 @@ class FineTune(PostHoc):
     """
 
     structure: Literal["last-layer", "meta"] = "last-layer"
-    epochs: int = 50
-    batch: int = 128
-    lr: float = 0.01
+    epochs: Count = 50
+    batch: Count = 128
+    lr: Positive = 0.01
     """of SGD with momentum 0.9, the same for all steps"""
-    weight_decay: float = 1e-4
+    weight_decay: NotNegative = 1e-4
 
     def fit(self, frozen: Frozen) -> int:
         """Train the new end."""

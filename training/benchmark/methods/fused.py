@@ -10,13 +10,15 @@ from scipy.special import softmax
 from torch import Tensor
 
 from training.benchmark.material import Frozen, View
-from training.benchmark.method import PostHoc, Verdict
+from training.benchmark.method import Chains, PostHoc, Verdict
 from training.benchmark.methods.heads import TrainedHead, dirichlet_verdict
 from training.benchmark.methods.ours import Ours
+from training.data.noise import NOISES
 from training.dirichlet import scores
 from training.doubter import Doubter
 from training.evidence import DensityEvidence
 from training.fusion import Shown
+from training.recipe import Recipe
 
 
 @dataclass
@@ -50,6 +52,14 @@ class Fused(PostHoc):
         noisy = {kind: self._all_doubts(view) for kind, view in frozen.fit_noise().items()}
         self.doubter.fusion.fit(Shown(self._all_doubts(known.view), wrong, noisy))
         return kept
+
+    def seen_noise(self, recipe: Recipe, score: str) -> Chains:
+        """Every noise by itself, which the weights are found by, and what the meta-model is stopped by.
+
+        Evidence by density is set by clean images alone, and so are the scores of its Dirichlet.
+        """
+        meta = Ours().seen_noise(recipe, score) if self.evidence == "meta" else []
+        return [*meta, *([kind] for kind in NOISES)] if score == "fused" else meta
 
     def score(self, view: View) -> Verdict:
         """The base's classes, and the fused score; with evidence by density also all scores of its Dirichlet."""

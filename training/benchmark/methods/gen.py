@@ -7,14 +7,15 @@ from scipy.special import softmax
 
 from training.benchmark.material import Frozen, View
 from training.benchmark.method import PostHoc, Verdict
+from training.recipe import Count, Positive
 
 
 @dataclass
 class GEN(PostHoc):
     """Σ p^γ (1 − p)^γ over the largest probabilities; nothing is learned."""
 
-    gamma: float = 0.1
-    largest: int = 100
+    gamma: Positive = 0.1
+    largest: Count = 100
 
     def fit(self, frozen: Frozen) -> int:
         """Nothing to learn."""

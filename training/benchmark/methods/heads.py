@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from service.bundle.scores import SCORES, doubt
 from training.benchmark.material import Frozen, View
-from training.benchmark.method import Verdict
+from training.benchmark.method import Chains, Verdict
 from training.benchmark.methods.softmax import softmax_scores
 from training.dirichlet import scores
 from training.features import Features
@@ -82,7 +82,7 @@ def train_head(
     features = head.sees(train)
     if isinstance(head.model, PooledMeta):
         head.model.fit_scales([torch.from_numpy(np.array(tap)) for tap in features.taps])
-    noisy = [head.sees(view) for view in frozen.noisy] if stop else []
+    noisy = [head.sees(view) for view in frozen.noisy] if stop and stopping_noise(section) else []
     validation = frozen.validation
     made_from = [str(found.folder) for found in (features, *noisy)]
     train_meta(
@@ -98,6 +98,11 @@ def train_head(
         objective=objective,
     )
     return parameters(head.model)
+
+
+def stopping_noise(section: MetaSection) -> Chains:
+    """The noisy copies that a head is stopped by; none where errors stop it."""
+    return section.stop_noise if section.stop_task == "ood" else []
 
 
 def cross_entropy() -> Objective:

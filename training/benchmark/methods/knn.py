@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from training.benchmark.material import Frozen, View
-from training.benchmark.method import PostHoc, Verdict
+from training.benchmark.method import NotApplicableError, PostHoc, Verdict
 from training.benchmark.methods.geometry import unit
+from training.recipe import Count
 
 ROWS = 512  # of distances to the whole bank at once
 
@@ -15,10 +16,13 @@ ROWS = 512  # of distances to the whole bank at once
 class KNN(PostHoc):
     """Distance to the k-th nearest training feature, all of unit length."""
 
-    k: int = 50
+    k: Count = 50
 
     def fit(self, frozen: Frozen) -> int:
         """Keep the training features."""
+        count = len(frozen.train.labels)
+        if count < self.k:
+            raise NotApplicableError(f"k is {self.k}, and there are {count} training images")
         self.bank = torch.from_numpy(unit(frozen.train.view.penultimate)).float().T.contiguous()
         return self.bank.numel()
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from training.benchmark.material import Frozen, View
-from training.benchmark.method import PostHoc, Verdict
+from training.benchmark.method import Chains, PostHoc, Verdict
 from training.benchmark.methods.heads import (
     FirstOnly,
     TrainedHead,
@@ -11,8 +11,10 @@ from training.benchmark.methods.heads import (
     last,
     seeded_linear,
     softmax_verdict,
+    stopping_noise,
     train_head,
 )
+from training.recipe import Recipe
 
 
 @dataclass
@@ -24,6 +26,10 @@ class LastLayer(PostHoc):
         width = frozen.head.weight.shape[1]
         self.head = TrainedHead(FirstOnly(seeded_linear(width, frozen.classes, frozen.seed)), last)
         return train_head(frozen, self.head, frozen.recipe.meta, cross_entropy())
+
+    def seen_noise(self, recipe: Recipe, score: str) -> Chains:
+        """What it is stopped by."""
+        return stopping_noise(recipe.meta)
 
     def score(self, view: View) -> Verdict:
         """Class, entropy and 1 − max probability of its softmax."""

@@ -3,9 +3,18 @@
 from dataclasses import dataclass
 
 from training.benchmark.material import Frozen, View
-from training.benchmark.method import PostHoc, Verdict
-from training.benchmark.methods.heads import FirstOnly, TrainedHead, dirichlet_verdict, last, seeded_linear, train_head
+from training.benchmark.method import Chains, PostHoc, Verdict
+from training.benchmark.methods.heads import (
+    FirstOnly,
+    TrainedHead,
+    dirichlet_verdict,
+    last,
+    seeded_linear,
+    stopping_noise,
+    train_head,
+)
 from training.meta import SoftClamp
+from training.recipe import Recipe
 
 
 @dataclass
@@ -17,6 +26,10 @@ class LinearMeta(PostHoc):
         layer = seeded_linear(frozen.head.weight.shape[1], frozen.classes, frozen.seed)
         self.head = TrainedHead(FirstOnly(layer, SoftClamp()), last)
         return train_head(frozen, self.head, frozen.recipe.meta)
+
+    def seen_noise(self, recipe: Recipe, score: str) -> Chains:
+        """What it is stopped by."""
+        return stopping_noise(recipe.meta)
 
     def score(self, view: View) -> Verdict:
         """All scores of the Dirichlet distribution."""

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from training.benchmark.material import Frozen, View
-from training.benchmark.method import PostHoc, Verdict
+from training.benchmark.method import Chains, PostHoc, Verdict
 from training.benchmark.methods.softmax import probability_scores
+from training.recipe import Count, Positive, Recipe
 
 BATCH = 128
 ROWS = 2048  # scored at once
@@ -22,15 +23,15 @@ ROWS = 2048  # scored at once
 class LULA(PostHoc):
     """A Kronecker-factored last-layer Laplace approximation on features with learned extra units."""
 
-    units: int = 256
-    epochs: int = 10
-    lr: float = 0.1
+    units: Count = 256
+    epochs: Count = 10
+    lr: Positive = 0.1
     """of Adam"""
-    images: int = 2000
+    images: Count = 2000
     """validation images, and as many outliers, that the units are trained on"""
-    training_samples: int = 10
+    training_samples: Count = 10
     """of the diagonal posterior"""
-    samples: int = 20
+    samples: Count = 20
     """of the Kronecker posterior"""
 
     def fit(self, frozen: Frozen) -> int:
@@ -48,6 +49,10 @@ class LULA(PostHoc):
         posterior = KroneckerPosterior.fit(inputs, (inputs @ self.mean.T).softmax(dim=1), prior)
         self.weights = self.mean + posterior.samples(self.samples, self.generator)
         return int(self.incoming.numel() + self.weights.numel())
+
+    def seen_noise(self, recipe: Recipe, score: str) -> Chains:
+        """Its outliers: the recipe's noisy copies of validation images."""
+        return recipe.meta.stop_noise
 
     def score(self, view: View) -> Verdict:
         """Class and doubts of the mean probabilities over weight samples."""

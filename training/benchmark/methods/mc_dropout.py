@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from service.bundle.manifest import Fraction
 from training.benchmark.material import Pictures, Shown
 from training.benchmark.method import NotApplicableError, OnImages, Verdict
 from training.benchmark.methods.networks import batches, example_for, new_network, section_for, train_network
+from training.recipe import Count
 from training.taps import open_head
 
 
@@ -21,11 +23,11 @@ class MCDropout(OnImages):
     A network's own dropout is used where it has some; otherwise there is one in front of each linear layer.
     """
 
-    samples: int = 20
+    samples: Count = 20
     """T: passes over each image"""
-    dropout: float = 0.5
+    dropout: Fraction = 0.5
     """probability of dropping a unit, where the network has no dropout of its own"""
-    epochs: int | None = None
+    epochs: Count | None = None
     """of training; None takes as many as the base"""
 
     def fit(self, pictures: Pictures) -> int:

@@ -2,9 +2,11 @@
 Density-Based Pseudo-Counts", NeurIPS 2020)."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,6 +17,7 @@ from training.benchmark.methods.radial_flow import RadialFlows
 from training.benchmark.methods.softmax import probability_scores
 from training.dirichlet import negative_elbo
 from training.loop import Hooks
+from training.recipe import Count, NotNegative, Positive
 from training.taps import open_head
 
 HIGHEST = 40.0
@@ -25,19 +28,19 @@ HIGHEST = 40.0
 class PostNet(OnImages):
     """Evidence for a class is its share of the training images times its density in a small latent space."""
 
-    latent: int = 6
+    latent: Count = 6
     """dimensions of the latent space"""
-    flows: int = 6
+    flows: Count = 6
     """radial flows in the density of each class"""
-    entropy_weight: float = 1e-5
+    entropy_weight: NotNegative = 1e-5
     """of the Dirichlet's entropy, which the loss rewards"""
-    lr: float = 5e-4
+    lr: Positive = 5e-4
     """of Adam: 5e-4 for CIFAR, 5e-5 for MNIST"""
-    batch: int = 64
-    """images a step"""
-    epochs: int = 200
+    batch: Annotated[int, Field(gt=1)] = 64
+    """images a step; one would leave batch normalisation without a variance"""
+    epochs: Count = 200
     """at most"""
-    patience: int = 10
+    patience: Count = 10
     """epochs without a lower validation loss after which training ends"""
 
     def fit(self, pictures: Pictures) -> int:

@@ -18,6 +18,7 @@ from training.loop import Schedule, run
 from training.meta import Scale
 from training.meta_trainer import outputs
 from training.provenance import parameters
+from training.recipe import Count, Positive
 
 
 class Probes(nn.Module):
@@ -48,11 +49,11 @@ class Whitebox(PostHoc):
     largest of them is.
     """
 
-    epochs: int = 5
-    batch: int = 256
-    lr: float = 1e-3
+    epochs: Count = 5
+    batch: Count = 256
+    lr: Positive = 1e-3
     """of Adam"""
-    trees: int = 100
+    trees: Count = 100
 
     def fit(self, frozen: Frozen) -> int:
         """Probes on training images; the trees on images that the base has not seen."""

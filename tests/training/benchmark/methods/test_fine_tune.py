@@ -50,7 +50,7 @@ def test_it_is_trained_as_the_paper_says_and_not_stopped(source: Frozen, monkeyp
 
     monkeypatch.setattr(heads, "train_meta", spy)
     for key in ("fine-tune", "fine-tune-meta"):
-        method = METHODS[key].build(key, {})
+        method = METHODS[key].build(key, {}, "mine")
         assert isinstance(method, FineTune)
         method.fit(source)
     for stopping, section in seen:

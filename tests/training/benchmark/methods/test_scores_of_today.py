@@ -168,6 +168,12 @@ def test_boundary_distance_is_that_of_pytorch_ood(oracle: ModuleType, freeze: Fr
     )
 
 
+def test_more_neighbours_than_training_images_is_a_reason_and_not_a_figure(freeze: Freeze) -> None:
+    with pytest.raises(NotApplicableError, match="k is 401, and there are 400 training images"):
+        KNN(k=401).fit(freeze(n=400))
+    assert KNN(k=400).fit(freeze(n=400))
+
+
 @pytest.mark.parametrize("method", [KNN(k=5), MahalanobisPlusPlus(), MahalanobisPlusPlus("taps"), RMDS(), ViM()])
 def test_far_from_the_data_is_more_doubtful(method: PostHoc, freeze: Freeze, draw: Draw) -> None:
     near, far = draw(200, seed=3).view, draw(200, seed=4, shift=4.0).view
