@@ -5,10 +5,14 @@ Training joins through the entry-point group `qualms.commands`, so that this pac
 
 import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperCommand
 
 from service.bundle.errors import ExtraMissingError, QualmsError
 from service.demo.cli import app as demo
@@ -37,6 +41,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(demo)
+
+
+class _ServeCommand(TyperCommand):
+    """Its help ends with every variable; only who asks for it waits for the settings to be imported."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help of any command, and then what is special to this one."""
+        from service.settings import variables
+
+        super().format_help(ctx, formatter)
+        table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column(no_wrap=True, style="bold cyan")
+        for variable, description in variables():
+            table.add_row(Text(variable), Text(description))
+        Console().print(Panel(table, title="Variables and their defaults", title_align="left", border_style="dim"))
 
 
 def _print_version(wanted: bool) -> None:
@@ -73,7 +92,7 @@ def inspect(
         show(bundle, Console())
 
 
-@app.command()
+@app.command(cls=_ServeCommand)
 def serve(
     model: Annotated[str | None, typer.Argument(help="A bundle's path, or an embedded model's name.")] = None,
     host: Annotated[
@@ -90,6 +109,7 @@ def serve(
 
 @app.command()
 def bench(
+    context: typer.Context,
     target: Annotated[
         str | None,
         typer.Argument(
@@ -116,11 +136,17 @@ def bench(
     ] = 0.5,
 ) -> None:
     """Compare the service with the machine's limit and with a plain FastAPI server; without MODEL, the default's."""
+    from service.bench.processes import BenchError
+
     if overload is not None:
         from service.bench.overload import overload as attack
 
+        if idle := _first_given(context, "bundle", "seconds", "rounds", "concurrency", "profile"):
+            raise BenchError(f"The option --{idle} means nothing to --overload; leave one of the two out.")
         attack(target, seconds=overload, deadline=deadline)
         return
+    if _first_given(context, "deadline"):
+        raise BenchError("The option --deadline is for an overload; give --overload too.")
     from service.bench.run import CONCURRENCIES
     from service.bench.run import bench as run
 
@@ -132,6 +158,12 @@ def bench(
         concurrencies=concurrency or CONCURRENCIES,
         profile=profile,
     )
+
+
+def _first_given(context: typer.Context, *options: str) -> str | None:
+    """The first of these options that is on the command line, if any is."""
+    sources = {option: context.get_parameter_source(option) for option in options}
+    return next((option for option, source in sources.items() if source and source.name == "COMMANDLINE"), None)
 
 
 def main() -> None:

@@ -13,9 +13,8 @@ from service.bundle.manifest import Manifest
 from service.bundle.operate import accept_point, flag_point
 from service.bundle.scores import Direction, doubt
 from service.bundle.trust import TrustPoint
-from service.query import Asked
+from service.query import NOTHING_ASKED, Asked
 
-DEFAULT = Asked()
 _REMEMBERED = 256
 """how many operating points that requests asked for are kept"""
 
@@ -57,7 +56,7 @@ class Decider:
             for name, values in manifest.calibration.scores.items()
         }
 
-    def _rule(self, asked: Asked = DEFAULT) -> Rule:
+    def _rule(self, asked: Asked = NOTHING_ASKED) -> Rule:
         """The rule for what a request asked; OperatingPointError where the calibration cannot support the flag.
 
         A risk that was asked for in so many words is refused likewise; the default one is refused in the reply.

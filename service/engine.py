@@ -12,10 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle.errors import BundleError, QualmsError
+from service.bundle.errors import BundleError, QualmsError, first_line
 from service.bundle.file import Bundle
 from service.bundle.runtime import INPUT, Outputs, check_golden, onnxruntime
-from service.bundle.scores import DIRICHLET
 from service.cpu import available_cores
 
 Device = Literal["auto", "cuda", "cpu"]
@@ -84,7 +83,7 @@ class Engine:
         except QualmsError:
             raise
         except Exception as error:  # ONNX Runtime has no common class for what a run may raise
-            raise BundleError(f"{self.bundle.path} cannot be run on {provider}: {_first_line(error)}.") from error
+            raise BundleError(f"{self.bundle.path} cannot be run on {provider}: {first_line(error)}.") from error
 
     def run(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
         """Outputs in the order of `self.outputs` for images (N, H, W, C)."""
@@ -128,9 +127,11 @@ def _increasing(values: Sequence[float]) -> list[float]:
 def _check_names(inputs: Sequence[str], outputs: Sequence[str], bundle: Bundle) -> None:
     if list(inputs) != [INPUT]:
         raise BundleError(f"{bundle.path} is not usable: its graph takes {', '.join(inputs)}, not {INPUT} alone.")
-    for name in ("prediction", "base_probabilities", "probabilities", "alpha", *DIRICHLET, *bundle.manifest.scores):
+    for name in ("prediction", "base_probabilities", "probabilities", "alpha", *bundle.manifest.scores):
         if name not in outputs:
             raise BundleError(f"{bundle.path} is not usable: its graph lacks the output {name}.")
+        if name not in bundle.manifest.golden.outputs:
+            raise BundleError(f"{bundle.path} is not usable: it has no golden vectors of {name} to check it by.")
 
 
 def _open(graph: bytes, device: Device, threads: int) -> tuple[Any, str]:
@@ -148,7 +149,7 @@ def _open(graph: bytes, device: Device, threads: int) -> tuple[Any, str]:
     try:
         return ort.InferenceSession(graph, options, providers=[CPU]), CPU
     except Exception as error:
-        raise BundleError(f"ONNX Runtime does not take the graph: {_first_line(error)}.") from error
+        raise BundleError(f"ONNX Runtime does not take the graph: {first_line(error)}.") from error
 
 
 def _open_cuda(ort: Any, graph: bytes, threads: int, *, strict: bool) -> Any:
@@ -167,7 +168,7 @@ def _open_cuda(ort: Any, graph: bytes, threads: int, *, strict: bool) -> Any:
         session = ort.InferenceSession(graph, options, providers=[cuda] if strict else [cuda, CPU])
         reason = "" if session.get_providers()[0] == CUDA else "ONNX Runtime fell back to the CPU"
     except Exception as error:
-        session, reason = None, _first_line(error)
+        session, reason = None, first_line(error)
     if not reason:
         return session
     if strict:
@@ -184,10 +185,6 @@ def _options(ort: Any, threads: int) -> Any:
     # Spinning threads would take the cores that decoding and the event loop need.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(" .") or type(error).__name__
 
 
 def _check_wheels(device: Device) -> None:

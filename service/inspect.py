@@ -34,7 +34,8 @@ def _facts(bundle: Bundle) -> Table:
     _row(table, "digest", bundle.digest)
     _row(table, "graph", f"{size:.2f} MB, SHA-256 {manifest.graph_sha256[:16]}…, intact")
     _row(table, "schema", str(manifest.schema_version))
-    _row(table, "input", f"{spec.height} × {spec.width} {spec.colour}, {spec.resize}, {spec.fit}")
+    cut = f" from a shorter side of {spec.shorter_side}" if spec.shorter_side else ""
+    _row(table, "input", f"{spec.height} × {spec.width} {spec.colour}, {spec.resize}, {spec.fit}{cut}")
     _row(table, "classes", f"{len(manifest.classes)}: {_shortened(manifest.classes)}")
     _row(table, "prediction", f"by the {manifest.prediction} model")
     _row(table, "base", _network(origin.base, "model"))
@@ -108,9 +109,11 @@ def _network(facts: dict[str, Any], name: str) -> str:
     """What the provenance tells of a network; its facts are free-form, so none is taken for granted."""
     parts = [str(facts.get(name, "unknown"))]
     if "parameters" in facts:
-        parts.append(f"{facts['parameters']:,} parameters")
+        count = facts["parameters"]
+        parts.append(f"{count:,} parameters" if isinstance(count, int) else f"{count} parameters")
     if "taps" in facts:
-        parts.append(f"taps {', '.join(facts['taps'])}")
+        taps = facts["taps"]
+        parts.append(f"taps {', '.join(map(str, taps)) if isinstance(taps, list) else taps}")
     return ", ".join(parts)
 
 

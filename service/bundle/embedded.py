@@ -20,8 +20,13 @@ def resolve(model: str | None) -> Path:
     if name in available():
         return embedded
     path = Path(name)
-    if not path.exists():
-        raise BundleError(f"There is no file {name!r}, and the embedded models are {', '.join(available()) or 'none'}.")
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a null byte is a ValueError
+        known = ", ".join(available()) or "none"
+        raise BundleError(f"There is no file {name!r}, and the embedded models are {known}.") from None
+    except OSError as error:
+        raise BundleError(f"{name} cannot be read: {error.strerror}.") from None
     return path
 
 

@@ -1,14 +1,22 @@
 """Every error a user can cause, each a sentence that names the thing, the value and what is accepted.
 
+Those that only one part of the program raises stand there; what is wrong with a request is a `service.problems.Problem`.
+
 QualmsError
 ├── BundleError            the file is not a bundle, is damaged, or is newer than this program
 ├── ImageError             the bytes are not an image we take
 ├── OperatingPointError    the calibration set cannot support what was asked
 ├── DataError              a data set is missing, empty or malformed
 ├── ExtraMissingError      a command needs an optional dependency that is not installed
+├── SettingsError          a setting is unknown or has an impossible value         (service.settings)
+├── DeviceError            the device that was asked for cannot be used            (service.engine)
+├── ListenError            the address cannot be listened on                       (service.listener)
+├── BenchError             a benchmark cannot be made as it was asked for          (service.bench.processes)
+├── TrafficError           there is nowhere to send to, or no answer               (service.demo.traffic)
 ├── RecipeError            a recipe has an unknown key or an impossible value      (training.errors)
-├── ModelError             weights, taps or architecture are not usable           (training.errors)
-└── ExportError            the exported graph does not agree with PyTorch         (training.errors)
+├── ModelError             weights, taps or architecture are not usable            (training.errors)
+├── ExportError            the exported graph does not agree with PyTorch          (training.errors)
+└── NotApplicableError     a method makes no sense for these data or this base     (training.benchmark.method)
 """
 
 from typing import Literal
@@ -42,3 +50,8 @@ class DataError(QualmsError):
 
 class ExtraMissingError(QualmsError):
     """A command needs an optional dependency that is not installed."""
+
+
+def first_line(error: Exception) -> str:
+    """What somebody else's error says, to end a sentence of ours: without its full stop, and never nothing."""
+    return str(error).strip().partition("\n")[0].rstrip(" .") or type(error).__name__

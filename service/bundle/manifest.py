@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from service.bundle.arrays import Float32Array, Float32Values
 from service.bundle.errors import BundleError
 from service.bundle.input_spec import InputSpec
+from service.bundle.scores import DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE, DIRICHLET
 
 SCHEMA_VERSION: Final = 1
 
@@ -34,10 +35,10 @@ class ScoreSpec(Part):
 class Operating(Part):
     """What the service does when a request asks for nothing else."""
 
-    score: str = "mutual_information"
+    score: str = DEFAULT_FLAG_SCORE
     target_fpr: Fraction = 0.01
     guarantee: Literal["confident", "marginal"] = "confident"
-    trust_score: str = "error_probability"
+    trust_score: str = DEFAULT_TRUST_SCORE
     target_risk: Fraction = 0.01
 
 
@@ -197,8 +198,12 @@ class Manifest(Part):
     def _consistent(self) -> Self:
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("class names must differ from each other")
+        if missing := sorted(set(DIRICHLET) - set(self.scores)):
+            raise ValueError(f"the scores lack {', '.join(missing)}, which every model has")
         if missing := sorted(set(self.scores) - set(self.calibration.scores)):
             raise ValueError(f"the scores {', '.join(missing)} are not calibrated")
+        if unknown := sorted(set(self.calibration.scores) - set(self.scores)):
+            raise ValueError(f"the calibrated scores {', '.join(unknown)} are not among the scores")
         for name in (self.operating.score, self.operating.trust_score):
             if name not in self.scores:
                 raise ValueError(f"the operating score {name} is not among the scores")
@@ -206,7 +211,23 @@ class Manifest(Part):
             raise ValueError(f"the scores {', '.join(missing)} have no reference quantiles")
         if len(self.reference.class_shares) != len(self.classes):
             raise ValueError("reference.class_shares must have one value a class")
+        self._check_golden_shapes()
         return self
+
+    def _check_golden_shapes(self) -> None:
+        """The graph's outputs must be such as classes and scores say: a row an image, a column a class."""
+        images, classes = self.golden.count, len(self.classes)
+        shapes = {
+            **dict.fromkeys(("alpha", "probabilities"), (images, classes)),
+            **({"base_probabilities": (images, classes)} if self.prediction == "base" else {}),
+            **dict.fromkeys(self.scores, (images,)),
+        }
+        for name, values in self.golden.outputs.items():
+            if values.shape != shapes.get(name, values.shape):
+                raise ValueError(
+                    f"golden.outputs.{name} must have the shape {list(shapes[name])} for {images} images and "
+                    f"{classes} classes, not {list(values.shape)}"
+                )
 
     def to_json(self) -> str:
         """Compact JSON, as it stands in the file."""

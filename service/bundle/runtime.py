@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import golden
-from service.bundle.errors import BundleError, ExtraMissingError
+from service.bundle.errors import BundleError, ExtraMissingError, first_line
 from service.bundle.manifest import Manifest
 
 INPUT = "image"
@@ -40,7 +40,7 @@ class GraphRunner:
         try:
             self.session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            raise BundleError(f"ONNX Runtime does not take the graph: {_first_line(error)}.") from None
+            raise BundleError(f"ONNX Runtime does not take the graph: {first_line(error)}.") from None
         self.outputs = [output.name for output in self.session.get_outputs()]
         if INPUT not in {given.name for given in self.session.get_inputs()}:
             raise BundleError(f"The graph has no input named {INPUT}.")
@@ -83,7 +83,3 @@ def _difference(found: NDArray[Any], want: NDArray[np.float32]) -> float:
     if found.shape != want.shape or not np.isfinite(found).all():
         return float("inf")
     return float(np.max(np.abs(found - want) / np.maximum(1.0, np.abs(want))))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(" .")

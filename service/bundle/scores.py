@@ -79,6 +79,7 @@ DIRICHLET = tuple(name for name in SCORES if name not in JOINED)
 
 DEFAULT_FLAG_SCORE = "mutual_information"
 DEFAULT_TRUST_SCORE = "error_probability"
+"""what decides where a recipe names no other"""
 
 
 def doubt(values: npt.ArrayLike, direction: Direction) -> npt.NDArray[np.float64]:

@@ -40,11 +40,13 @@ def traffic(
     seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same images.")] = 1,
 ) -> None:
     """Send drawn digits to a service that serves `demo`; once a period they drift and come back."""
-    from service.demo.traffic import Sender, stream
+    from service.demo.traffic import Sender, TrafficError, stream
 
     # As process 1 of a container, Python would not end on SIGTERM by itself.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    stream(Sender(url), rate=rate, period=period, seconds=seconds, seed=seed, report=_report)
+    answered = stream(Sender(url), rate=rate, period=period, seconds=seconds, seed=seed, report=_report)
+    if not answered:
+        raise TrafficError(f"{url} answered none of the images; start a service there, or name another with --url.")
 
 
 def _report(dose: float, tally: "Tally") -> None:

@@ -23,7 +23,7 @@ _BEHIND_SECONDS = 1.0
 
 
 class TrafficError(QualmsError):
-    """The address to send to makes no sense."""
+    """The address to send to makes no sense, or nobody answers there."""
 
 
 @dataclass
@@ -73,15 +73,15 @@ def stream(
     report_seconds: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> None:
+) -> int:
     """Send at most `rate` images a second, drifting once a `period`, for `seconds` or for ever.
 
-    `report` hears of the dose and of what was sent, every `report_seconds`.
+    `report` hears of the dose and of what was sent, every `report_seconds` and at the end. Returns how many were answered.
     """
     rng = np.random.default_rng(seed)
     start = clock()
-    due = reported = 0.0
-    tally = Tally()
+    due = reported = dose = 0.0
+    answered, tally = 0, Tally()
     while seconds is None or due < seconds:
         now = clock() - start
         if now < due:
@@ -93,10 +93,14 @@ def stream(
         tally.sent += 1
         tally.flagged += flag is True
         tally.failed += flag is None
+        answered += flag is not None
         due += 1 / rate
         if due >= reported + report_seconds:
             report(dose, tally)
             reported, tally = due, Tally()
+    if tally.sent:
+        report(dose, tally)
+    return answered
 
 
 def _png(image: NDArray[np.uint8]) -> bytes:

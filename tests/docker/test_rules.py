@@ -18,8 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.bundle.decision import operating_point, p_values
 from service.bundle.embedded import resolve
 from service.bundle.file import open_bundle
-from service.decide import DEFAULT, Decider
+from service.decide import Decider
 from service.metrics import P_VALUES, ModelMetrics, ServiceMetrics, expose
+from service.query import NOTHING_ASKED
 from tests.docker.stack import DOCKER, PROMETHEUS, dashboard_queries, missing
 
 FILES = sorted((*PROMETHEUS.glob("rules/*.yml"), *PROMETHEUS.glob("gpu/*.yml")))
@@ -85,7 +86,7 @@ def exported() -> set[str]:
     registry = CollectorRegistry()
     bundle = open_bundle(resolve("demo"))
     ServiceMetrics(registry)
-    ModelMetrics(registry, bundle, Decider(bundle.manifest).rule(DEFAULT), "CPUExecutionProvider")
+    ModelMetrics(registry, bundle, Decider(bundle.manifest).rule(NOTHING_ASKED), "CPUExecutionProvider")
     text = expose(registry, "")[0].decode()
     return {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
 

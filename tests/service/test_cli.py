@@ -12,10 +12,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from service import cli
+from service import cli, server
+from service.bench import overload
+from service.bench import run as bench
 from service.bundle import file
 from service.bundle.errors import DataError
 from service.bundle.manifest import Manifest
+from service.settings import variables
 
 VERSION = f"qualms {importlib.metadata.version('qualms')}\n"
 
@@ -129,6 +132,48 @@ def test_a_path_that_is_no_file_is_one_line_naming_it(
     code, stderr = main("inspect", tmp_path / name)
     assert code == 2
     assert re.fullmatch(rf"qualms: .*{re.escape(str(tmp_path / name))}.*\.\n", stderr)
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_the_help_of_serve_lists_every_setting_with_its_default(columns: int) -> None:
+    result = CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": str(columns)})
+    assert result.exit_code == 0
+    rows = [line.strip("│ ") for line in result.stdout.splitlines()]
+    described = " ".join(row[40:] if row.startswith("QUALMS_") else row for row in rows)
+    for variable, description in variables():
+        assert any(row.startswith(f"{variable} ") for row in rows), variable
+        assert description in described
+    assert max(map(len, result.stdout.splitlines())) <= columns
+
+
+def test_serving_on_no_host_is_refused(main: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "serve", lambda settings: None)
+    code, stderr = main("serve", "--host", "")
+    assert code == 2
+    assert stderr.startswith("qualms: The setting host is ''; it should be an address, ")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("bundle", "mnist"), ("seconds", 5), ("rounds", 3), ("concurrency", 1), ("profile", None)],
+)
+def test_an_option_that_an_overload_would_not_heed_is_refused_even_at_its_default(
+    main: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, option: str, value: object
+) -> None:
+    monkeypatch.setattr(overload, "overload", lambda *_, **__: None)
+    given = [f"--{option}", *([] if value is None else [value])]
+    assert main("bench", "mnist", "--overload", 1, *given) == (
+        2,
+        f"qualms: The option --{option} means nothing to --overload; leave one of the two out.\n",
+    )
+
+
+def test_a_deadline_without_an_overload_is_refused(
+    main: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "bench", lambda *_, **__: None)
+    stderr = "qualms: The option --deadline is for an overload; give --overload too.\n"
+    assert main("bench", "mnist", "--deadline", 0.5) == (2, stderr)
 
 
 # What may go wrong in any command

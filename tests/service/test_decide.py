@@ -13,8 +13,8 @@ from service.bundle.manifest import Manifest
 from service.bundle.operate import accept_point, flag_point
 from service.bundle.runtime import GraphRunner
 from service.bundle.scores import DIRICHLET, doubt
-from service.decide import DEFAULT, Decider, judge
-from service.query import Asked
+from service.decide import Decider, judge
+from service.query import NOTHING_ASKED, Asked
 
 STRICT = 1e-6
 """a rate that some hundred calibration images cannot promise"""
@@ -65,7 +65,7 @@ def test_some_images_are_flagged_and_some_are_not(decider: Decider, outputs: dic
 def test_a_value_that_is_no_number_is_flagged_and_not_trusted(
     decider: Decider, outputs: dict[str, NDArray[Any]]
 ) -> None:
-    rule = decider.rule(DEFAULT)
+    rule = decider.rule(NOTHING_ASKED)
     nowhere = {name: np.full_like(values, np.nan, dtype=np.float32) for name, values in outputs.items()}
     verdicts = judge(rule, nowhere)
     assert verdicts.flags.all()
@@ -99,7 +99,7 @@ def test_a_default_risk_that_cannot_be_promised_is_a_refusal_and_one_that_was_as
 ) -> None:
     operating = manifest.operating.model_copy(update={"target_risk": STRICT})
     decider = Decider(manifest.model_copy(update={"operating": operating}))
-    rule = decider.rule(DEFAULT)
+    rule = decider.rule(NOTHING_ASKED)
     assert (rule.trust, rule.target_risk) == (None, STRICT)
     assert rule.refusal is not None
     assert rule.refusal.startswith("A target risk of 1e-06 needs at least")

@@ -17,7 +17,6 @@ from service.bundle.errors import BundleError, QualmsError
 from service.bundle.file import Bundle
 from service.bundle.manifest import Manifest
 from service.bundle.runtime import GraphRunner
-from service.bundle.scores import DIRICHLET
 from service.engine import CPU, CUDA, CostCurve, DeviceError, Engine
 
 ADVICE = "install 'qualms[gpu]'"
@@ -154,17 +153,13 @@ def test_a_missing_output_is_named(altered: Callable[[Callable[[Any], None]], Bu
         Engine(altered(drop), threads=1)
 
 
-def test_a_score_that_replies_hold_is_missed_even_if_the_manifest_does_without_it(
-    altered: Callable[[Callable[[Any], None]], Bundle], manifest: Manifest
-) -> None:
-    def drop(graph: Any) -> None:
-        graph.output.remove(next(output for output in graph.output if output.name == "expected_entropy"))
-
-    scores = {name: spec for name, spec in manifest.scores.items() if name != "expected_entropy"}
-    lacking = replace(altered(drop), manifest=manifest.model_copy(update={"scores": scores}))
-    assert "expected_entropy" in DIRICHLET
-    with pytest.raises(BundleError, match="lacks the output expected_entropy"):
-        Engine(lacking, threads=1)
+@pytest.mark.parametrize("name", ["prediction", "alpha", "base_probabilities", "entropy"])
+def test_an_output_that_no_golden_vector_checks_is_not_served(bundle: Bundle, manifest: Manifest, name: str) -> None:
+    outputs = {other: values for other, values in manifest.golden.outputs.items() if other != name}
+    golden = manifest.golden.model_copy(update={"outputs": outputs})
+    unchecked = replace(bundle, manifest=manifest.model_copy(update={"golden": golden}))
+    with pytest.raises(BundleError, match=rf"is not usable: it has no golden vectors of {name} to check it by\.$"):
+        Engine(unchecked, threads=1)
 
 
 def test_another_input_is_a_sentence(altered: Callable[[Callable[[Any], None]], Bundle]) -> None:

@@ -139,3 +139,21 @@ def test_provenance_that_tells_less_is_shown_all_the_same(bundle: Bundle) -> Non
     lines = [line.split(maxsplit=1) for line in shown(bundle, provenance=provenance).splitlines()]
     assert ["base", "unknown"] in [[part.strip() for part in line] for line in lines]
     assert ["meta-model", "pooled"] in [[part.strip() for part in line] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        ({"model": "odd", "parameters": "many"}, "odd, many parameters"),
+        ({"model": "odd", "parameters": None}, "odd, None parameters"),
+        ({"model": "odd", "parameters": [1234]}, "odd, [1234] parameters"),
+        ({"model": "odd", "taps": [1, None]}, "odd, taps 1, None"),
+        ({"model": "odd", "taps": "conv1"}, "odd, taps conv1"),
+        ({"model": "odd", "taps": 3}, "odd, taps 3"),
+        ({"model": ["odd"], "parameters": 1234}, "['odd'], 1,234 parameters"),
+    ],
+)
+def test_provenance_of_any_kind_is_shown_as_it_is(bundle: Bundle, base: dict[str, Any], expected: str) -> None:
+    provenance = bundle.manifest.provenance.model_copy(update={"base": base})
+    lines = [line.split(maxsplit=1) for line in shown(bundle, provenance=provenance).splitlines()]
+    assert ["base", expected] in [[part.strip() for part in line] for line in lines]

@@ -1,3 +1,5 @@
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,28 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
     assert embedded.resolve(str(file)) == file
 
 
-def test_what_is_neither_a_file_nor_a_model_is_named_with_what_there_is() -> None:
-    with pytest.raises(BundleError, match=r"'minst'.*mnist"):
-        embedded.resolve("minst")
+@pytest.mark.parametrize("name", ["minst", f"{__file__}/minst", "min\0st"])
+def test_what_is_neither_a_file_nor_a_model_is_named_with_what_there_is(name: str) -> None:
+    with pytest.raises(BundleError, match=r"minst'|min\\x00st'") as caught:
+        embedded.resolve(name)
+    assert str(caught.value).endswith("and the embedded models are cifar10, demo, mnist.")
+
+
+def test_a_name_that_the_system_refuses_is_a_sentence() -> None:
+    name = "m" * 5000
+    with pytest.raises(BundleError) as caught:
+        embedded.resolve(name)
+    assert str(caught.value) == f"{name} cannot be read: File name too long."
+
+
+def test_a_folder_that_may_not_be_entered_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = Path.stat
+
+    def refuse(path: Path, **options: bool) -> os.stat_result:
+        if path.name == "mine.onnx":  # root may enter any folder
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(BundleError, match=r"^secret/mine\.onnx cannot be read: Permission denied\.$"):
+        embedded.resolve("secret/mine.onnx")

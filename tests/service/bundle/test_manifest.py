@@ -136,9 +136,14 @@ def test_a_manifest_cannot_be_changed(manifest: Manifest) -> None:
         ("classes", ["bee", "crab", "bee"], "the document: class names must differ from each other"),
         ("classes", ["bee", "crab"], "the document: reference.class_shares must have one value a class"),
         ("calibration.scores.entropy", ..., "the document: the scores entropy are not calibrated"),
+        ("calibration.scores.rumour", array(*[0.5] * 400), "the document: the calibrated scores rumour are not among"),
+        ("scores.entropy", ..., "the document: the scores lack entropy, which every model has"),
         ("reference.quantiles.entropy", ..., "the document: the scores entropy have no reference quantiles"),
         ("operating.score", "density", "the document: the operating score density is not among the scores"),
         ("operating.trust_score", "density", "the document: the operating score density is not among"),
+        ("golden.outputs.alpha", array(*[1] * 24), "the document: golden.outputs.alpha must have the shape [8, 3]"),
+        ("golden.outputs.entropy", array(1, shape=[]), "the document: golden.outputs.entropy must have the shape [8]"),
+        ("golden.count", 7, "the document: golden.outputs.base_probabilities must have the shape [7, 3]"),
     ],
 )
 def test_what_is_wrong_is_named(document: Document, path: str, value: Any, problem: str) -> None:
@@ -154,6 +159,34 @@ def test_scores_must_ascend(document: Document, manifest: Manifest) -> None:
     values[7], values[8] = values[8], values[7]
     put(document, "calibration.scores.entropy", array(*values))
     assert "the calibration scores of entropy must be 400 ascending values" in message(document)
+
+
+@pytest.mark.parametrize("classes", [["bee", "crab"], ["ant", "bee", "crab", "dove"]])
+def test_classes_that_are_not_as_many_as_the_graph_tells_apart_are_refused(
+    document: Document, classes: list[str]
+) -> None:
+    document["classes"] = classes
+    document["reference"]["class_shares"] = [1 / len(classes)] * len(classes)
+    for vector in ("base_probabilities", "probabilities"):
+        del document["golden"]["outputs"][vector]
+    assert message(document) == (
+        f"The file has a damaged manifest: the document: golden.outputs.alpha must have the shape [8, {len(classes)}] "
+        f"for 8 images and {len(classes)} classes, not [8, 3]."
+    )
+
+
+def test_a_vector_is_no_score(document: Document, manifest: Manifest) -> None:
+    document["scores"]["alpha"] = {"direction": "lower", "kind": "epistemic"}
+    document["calibration"]["scores"]["alpha"] = document["calibration"]["scores"]["entropy"]
+    document["reference"]["quantiles"]["alpha"] = manifest.reference.quantiles["entropy"]
+    assert "golden.outputs.alpha must have the shape [8] " in message(document)
+
+
+def test_a_base_may_know_other_classes_only_where_the_meta_model_predicts(document: Document) -> None:
+    document["golden"]["outputs"]["base_probabilities"] = array(*[0.2] * 40, shape=[8, 5])
+    assert "golden.outputs.base_probabilities must have the shape [8, 3]" in message(document)
+    document["prediction"] = "meta"
+    assert Manifest.from_json(json.dumps(document)).prediction == "meta"
 
 
 def test_equal_scores_count_as_ascending(document: Document) -> None:

@@ -91,6 +91,15 @@ def test_an_operator_that_does_not_exist_is_a_bundle_error(model: onnx.ModelProt
         GraphRunner(odd.SerializeToString())
 
 
+def test_an_error_of_onnx_runtime_without_a_message_is_named(graph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", fail)
+    with pytest.raises(BundleError, match=r"^ONNX Runtime does not take the graph: MemoryError\.$"):
+        GraphRunner(graph)
+
+
 def test_a_graph_with_another_input_is_a_bundle_error() -> None:
     with pytest.raises(BundleError, match=r"^The graph has no input named image\.$"):
         GraphRunner(one_node_graph("picture", "alpha"))

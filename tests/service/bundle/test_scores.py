@@ -40,9 +40,10 @@ def test_each_score_says_what_kind_of_uncertainty_it_is() -> None:
     assert kinds["aleatoric"] == {"expected_entropy"}
 
 
-def test_the_default_scores_are_of_the_kind_their_decision_needs() -> None:
+def test_the_default_scores_are_of_the_kind_their_decision_needs_and_every_model_has_them() -> None:
     assert SCORES[DEFAULT_FLAG_SCORE].kind == "epistemic"
     assert SCORES[DEFAULT_TRUST_SCORE].kind == "total"
+    assert {DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE} <= set(DIRICHLET)
 
 
 def test_nobody_can_change_the_registry() -> None:

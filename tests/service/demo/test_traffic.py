@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from service.demo.drift import dose_at
 from service.demo.traffic import Sender, Tally, TrafficError, stream
 
 IMAGE = np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)
@@ -41,7 +42,7 @@ def run(
         clock.now += work
         return answers[len(sent) % len(answers)]
 
-    stream(
+    answered = stream(
         send,
         rate=rate,
         period=10.0,
@@ -51,6 +52,7 @@ def run(
         clock=clock,
         sleep=clock.sleep,
     )
+    assert answered == sum(tally.sent - tally.failed for _, tally in reports)
     return sent, reports
 
 
@@ -60,6 +62,17 @@ def test_it_sends_at_the_rate_and_reports_what_came_back() -> None:
     assert len(sent) == 20
     assert sum(clock.slept) == pytest.approx(9.5)
     assert [tally for _, tally in reports] == [Tally(10, 2, 3), Tally(10, 3, 2)]
+
+
+def test_what_was_sent_since_the_last_report_is_told_at_the_end() -> None:
+    sent, reports = run(Clock(), [True, None], seconds=12.5)
+    assert len(sent) == 25
+    assert [tally for _, tally in reports] == [Tally(10, 5, 5), Tally(10, 5, 5), Tally(5, 2, 3)]
+    assert reports[-1][0] == dose_at(12.0, 10.0) > 0
+
+
+def test_where_nothing_was_sent_there_is_nothing_to_report() -> None:
+    assert run(Clock(), [True], seconds=0.0) == ([], [])
 
 
 def test_a_slow_service_is_not_sent_a_burst_afterwards() -> None:
