@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from service.bundle.bombs import JPEG, PNG, check_decoder, check_pieces, decodes_quickly
 from service.bundle.errors import ImageError
 from service.bundle.input_spec import InputSpec
 
@@ -23,8 +24,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 ACCEPTED = "PNG, JPEG, WebP, BMP, GIF or TIFF"
 MAX_PIXELS = 2**26
 """8192 × 8192, more than most cameras make: about 200 MB once decoded."""
+LONGEST = 16
+"""How many times as long as wide an image may be where its shorter side is given; beyond, the ends are cut off first."""
 
-_SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"BM", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")
+_SIGNATURES = (PNG, JPEG, b"BM", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"II+\0")
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -55,7 +58,7 @@ def preprocess(data: bytes, spec: InputSpec, *, max_pixels: int = MAX_PIXELS) ->
 def preprocess_array(array: NDArray[np.uint8], spec: InputSpec) -> NDArray[np.uint8]:
     """Turn pixels, (H, W) or (H, W, 1|3|4), into a model's input, (H, W, C): the array itself if it fits."""
     _check_array(array, "An image", "(H, W) or (H, W, C)", dimensions=2)
-    return array if array.shape == spec.shape else conform(_from_array(array), spec)
+    return array if _takes_as_it_is(array.shape, spec) else conform(_from_array(array), spec)
 
 
 def preprocess_batch(images: NDArray[np.uint8], spec: InputSpec) -> NDArray[np.uint8]:
@@ -65,9 +68,9 @@ def preprocess_batch(images: NDArray[np.uint8], spec: InputSpec) -> NDArray[np.u
     """
     _check_array(images, "A batch of images", "(N, H, W) or (N, H, W, C)", dimensions=3)
     planes = images if images.ndim == 4 else images[..., np.newaxis]
-    if planes.shape[1:] == spec.shape:
+    if _takes_as_it_is(planes.shape[1:], spec):
         return planes
-    if planes.shape[1:] == (spec.height, spec.width, 1):
+    if _takes_as_it_is((*planes.shape[1:3], spec.channels), spec) and planes.shape[3] == 1:
         return np.repeat(planes, spec.channels, axis=-1)
     result = np.empty((len(images), *spec.shape), np.uint8)
     for index, image in enumerate(images):
@@ -78,14 +81,18 @@ def preprocess_batch(images: NDArray[np.uint8], spec: InputSpec) -> NDArray[np.u
 def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Read an image file, upright and fully loaded; whatever the bytes, the only error is ImageError.
 
-    The dimensions are checked against `max_pixels` before a single pixel is decoded.
+    The dimensions are checked against `max_pixels`, and the cost against what they account for, before a single pixel
+    is decoded.
     """
     if not data:
         raise ImageError(f"The image has 0 bytes; send a {ACCEPTED} file.", reason="malformed")
     try:
         with _pillow_silence:
+            if not decodes_quickly(data):
+                check_pieces(data)
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             _check_pixels(image, max_pixels)
+            check_decoder(image, data, max_pixels)
             image.load()
             return _upright(image)
     except ImageError:
@@ -118,11 +125,33 @@ def conform(image: Image.Image, spec: InputSpec) -> NDArray[np.uint8]:
         raise ImageError(
             f"The image is damaged: its {image.mode} pixels cannot be converted to {spec.colour}.", reason="malformed"
         ) from error
-    size = (spec.width, spec.height)
-    if flat.size != size:
-        method = _RESAMPLING[spec.resize]
+    size, method = (spec.width, spec.height), _RESAMPLING[spec.resize]
+    if spec.shorter_side is not None:
+        flat = _centre(_with_shorter_side(flat, spec.shorter_side, method), *size)
+    elif flat.size != size:
         flat = ImageOps.fit(flat, size, method) if spec.fit == "crop" else flat.resize(size, method)
     return np.array(flat).reshape(spec.shape)
+
+
+def _takes_as_it_is(shape: tuple[int, ...], spec: InputSpec) -> bool:
+    return shape == spec.shape and spec.shorter_side is None
+
+
+def _with_shorter_side(image: Image.Image, side: int, method: Image.Resampling) -> Image.Image:
+    """Resize as torchvision's `Resize(side)` does, to the pixel, but for images so long that this would fill memory."""
+    beyond = max(image.size) - LONGEST * min(image.size)
+    if beyond > 1:
+        kept = max(image.size) - beyond // 2 * 2  # as much at either end, or the centre would be beside the middle
+        image = _centre(image, min(image.width, kept), min(image.height, kept))
+    width, height = image.size
+    size = (side, int(side * height / width)) if width <= height else (int(side * width / height), side)
+    return image if image.size == size else image.resize(size, method)
+
+
+def _centre(image: Image.Image, width: int, height: int) -> Image.Image:
+    """Cut the centre out as torchvision's `CenterCrop` does; halves are rounded to even."""
+    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    return image.crop((left, top, left + width, top + height))
 
 
 def _flatten(image: Image.Image) -> Image.Image:

@@ -57,15 +57,15 @@ def png_header_of(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk + end
 
 
-specs = st.builds(
-    InputSpec,
-    height=st.integers(1, 12),
-    width=st.integers(1, 12),
-    colour=st.sampled_from(["RGB", "L"]),
-    resize=st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"]),
-    fit=st.sampled_from(["stretch", "crop"]),
-)
 sides = st.integers(1, 12)
+choices = {
+    "colour": st.sampled_from(["RGB", "L"]),
+    "resize": st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"]),
+}
+specs = st.one_of(
+    st.builds(InputSpec, height=sides, width=sides, fit=st.sampled_from(["stretch", "crop"]), **choices),
+    st.builds(InputSpec, height=sides, width=sides, fit=st.just("crop"), shorter_side=st.integers(12, 15), **choices),
+)
 shapes = st.one_of(
     st.tuples(sides, sides), st.tuples(sides, sides, st.sampled_from([1, 3, 4]))
 )  # every layout an array may have
