@@ -118,15 +118,19 @@ class Batcher:
 
         Only runs can tell that slowness has passed, so it is never a reason to refuse what would run alone.
         """
-        most, cost = self._engine.max_batch, self._engine.cost
-        full, rest = divmod(ahead + rows, most)
-        queued = cost(rest) if rest else 0.0
-        if full:
-            queued += full * cost(most)
+        queued = self.cost(ahead + rows)
         if not ahead and not self._running_until:
             return queued
         decoding = self._rows_decoding * self._decode_seconds / self._decode_threads
         return decoding + max(0.0, self._running_until - now) + self._slowness * queued
+
+    def cost(self, rows: int) -> float:
+        """Seconds for `rows` alone, in as many runs as they take."""
+        most, cost = self._engine.max_batch, self._engine.cost
+        if rows <= most:
+            return cost(rows)
+        full, rest = divmod(rows, most)
+        return full * cost(most) + (cost(rest) if rest else 0.0)
 
     def _ahead(self) -> int:
         """Rows that are before a new request, whether they wait, are decoded, or were read and not looked at yet."""
@@ -149,7 +153,7 @@ class Batcher:
         """Refuse what cannot be answered in time: before it is decoded, and again when it is queued."""
         retry_after = self.refusal(rows, deadline)
         if retry_after is not None:
-            raise Overloaded(retry_after)
+            raise Overloaded(retry_after, self.cost(rows))
 
     def refusal(self, rows: int, deadline: float) -> int | None:
         """Seconds after which to try again, if `rows` more cannot be answered in time; Draining if nothing is taken.
@@ -187,7 +191,9 @@ class Batcher:
         Who knows that no other request can come with the same pass of the loop says `alone`, and need not wait for it.
         """
         job = Job(decode, rows, deadline, gone, done, time.monotonic())
-        if alone and self._idle and self._engine.cost(rows) <= self._short_seconds:
+        if self._idle and self._in_progress() <= 1:
+            self._idle_since = 0.0  # nothing was left over, so the time before it came is nobody's wait
+        if alone and self._idle and self.cost(rows) <= self._short_seconds:
             if self._decoded(job, job.queued):
                 self._deliver([job], [], self._run([job]))
             return
@@ -220,7 +226,7 @@ class Batcher:
         ready = self._decode_arrived()
         with self._wake:
             self._ready.extend(ready)
-            here = self._resting and self._engine.cost(self._next_rows()) <= self._short_seconds
+            here = self._resting and self.cost(self._next_rows()) <= self._short_seconds
             if here:
                 jobs, dropped = self._take()
             else:
@@ -299,7 +305,7 @@ class Batcher:
         """Live jobs up to the cap, at least one, and the dead ones met on the way."""
         now, rows = time.monotonic(), 0
         slowness = self._slowness if len(self._ready) > 1 else 1.0  # as in `predicted_wait`
-        ends = now + slowness * self._engine.cost(self._next_rows())
+        ends = now + slowness * self.cost(self._next_rows())
         taken: list[Job] = []
         dropped: list[Job] = []
         while self._ready:
@@ -315,7 +321,7 @@ class Batcher:
                 taken.append(job)
                 rows += job.rows
         if taken:
-            self._running_until = now + self._slowness * self._engine.cost(rows)
+            self._running_until = now + self._slowness * self.cost(rows)
         return taken, dropped
 
     def _learn(self, rows: int, started: float, ended: float, more: bool) -> None:
@@ -324,23 +330,27 @@ class Batcher:
         With work left over, the time since the last run ended counts in full: that is what the next row waits for.
         """
         since = self._idle_since or started
-        ratio = (ended - since) / max(self._engine.cost(rows), 1e-9)
+        ratio = (ended - since) / max(self.cost(rows), 1e-9)
         self._slowness += _ADAPTS * (min(max(ratio, 1.0), _SLOWEST) - self._slowness)
         self._idle_since = ended if more else 0.0
 
     def _run(self, jobs: list[Job]) -> Batch | Exception | None:
-        """One batch, on whichever thread calls this."""
+        """One batch, on whichever thread calls this; a request with more rows than a run may have takes several."""
         if not jobs:
             self._idle_since = 0.0  # all that waited was dropped, so nothing waits
             self._slowness += _ADAPTS * (1.0 - self._slowness)  # or a wrong estimate would drop everything for ever
             return None
         try:
-            images = _stacked(jobs)
-            started = time.monotonic()
-            outputs = self._engine.run(images)
-            ended = time.monotonic()
+            images, most = _stacked(jobs), self._engine.max_batch
+            parts, runs = list[list[NDArray[Any]]](), list[tuple[int, float]]()
+            started = ended = time.monotonic()
+            for first in range(0, len(images), most):
+                part, begun = images[first : first + most], ended
+                parts.append(self._engine.run(part))
+                ended = time.monotonic()
+                runs.append((len(part), ended - begun))
             self._learn(len(images), started, ended, more=bool(self._ready) or self._in_progress() > len(jobs))
-            return Batch(outputs, ended - started, len(images), started)
+            return Batch(_joined(parts), runs, started)
         except Exception as error:
             return error
         finally:
@@ -379,6 +389,11 @@ def _stacked(jobs: list[Job]) -> NDArray[np.uint8]:
     if len(jobs) == 1 and len(jobs[0].images) == 1:
         return jobs[0].images[0][np.newaxis]
     return np.array([image for job in jobs for image in job.images])
+
+
+def _joined(parts: list[list[NDArray[Any]]]) -> list[NDArray[Any]]:
+    """Each output of all runs, (N, …)."""
+    return parts[0] if len(parts) == 1 else [np.concatenate(values) for values in zip(*parts, strict=True)]
 
 
 def _resolve(future: "asyncio.Future[Answer]", result: Answer | Exception) -> None:

@@ -5,7 +5,7 @@ bytes of a file, or pixels. A raw image body, the common case, is passed on as i
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -63,10 +63,13 @@ class ClientDisconnected(Exception):  # noqa: N818  # nothing went wrong here
     """The client left before its body had arrived, so there is nobody to answer."""
 
 
-async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
+async def read_body(
+    headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int, take: Callable[[int], None] = lambda _: None
+) -> bytes:
     """Receive the whole body; one that is announced as too large is refused before it is read.
 
-    A body that comes in one message, as small ones do, is returned without a copy.
+    A body that comes in one message, as small ones do, is returned without a copy. `take` hears the size of every piece,
+    and may refuse it.
     """
     announced = headers.get(b"content-length")
     if announced is not None and _length(announced) > max_bytes:
@@ -81,6 +84,7 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes:
         size += len(chunk)
         if size > max_bytes:
             raise _too_large(max_bytes)
+        take(len(chunk))
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

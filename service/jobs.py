@@ -9,11 +9,15 @@ from numpy.typing import NDArray
 
 
 class Overloaded(Exception):  # noqa: N818
-    """The queue cannot meet the request's deadline; trying again after `retry_after` seconds may help."""
+    """The queue cannot meet the request's deadline; trying again after `retry_after` seconds may help.
 
-    def __init__(self, retry_after: int) -> None:
+    It does not help whose deadline is shorter than what the request costs `alone`, in seconds.
+    """
+
+    def __init__(self, retry_after: int, alone: float) -> None:
         super().__init__(f"the queue cannot meet the deadline; retry after {retry_after} s")
         self.retry_after = retry_after
+        self.alone = alone
 
 
 class Expired(Exception):  # noqa: N818
@@ -61,14 +65,24 @@ class Job:
 
 @dataclass(slots=True)
 class Batch:
-    """What one run gave, shared by all requests in it."""
+    """What was run together, shared by all requests in it."""
 
     outputs: list[NDArray[Any]]
-    seconds: float
-    rows: int
+    runs: list[tuple[int, float]]
+    """rows and seconds of each: one, unless a lone request has more rows than a run may have"""
     started: float
     notes: dict[object, Any] = field(default_factory=dict)
     """room for what is worked out once for the whole batch"""
+
+    @property
+    def rows(self) -> int:
+        """Of all runs."""
+        return sum(rows for rows, _ in self.runs)
+
+    @property
+    def seconds(self) -> float:
+        """Of all runs."""
+        return sum(seconds for _, seconds in self.runs)
 
 
 @dataclass(slots=True)

@@ -162,7 +162,6 @@ class ServiceMetrics:
     """What concerns requests rather than models."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
         self._requests = Counter(
             "qualms_requests", "Requests answered, by route and status code.", ["route", "code"], registry=registry
         )
@@ -204,7 +203,7 @@ class ModelMetrics:
         self._registry, self._collectors = registry, list[Collector]()
         self.labels = {"model": manifest.name, "version": manifest.version}
         self._classes = manifest.classes if len(manifest.classes) <= MAX_CLASS_LABELS else ["any"]
-        self._kept: list[tuple[dict[str, NDArray[Any]], Verdicts, float]] = []
+        self._kept: list[tuple[dict[str, NDArray[Any]], Verdicts, list[tuple[int, float]]]] = []
         self._rows_kept = 0
         registry.register(self._keep(_Settler(self.settle)))  # first, so that it is asked first
         self.queue_seconds = self._histogram(
@@ -238,9 +237,9 @@ class ModelMetrics:
         self._gauge("model_info", "The model that is served.", digest=bundle.digest).set(1)
         self._gauge("provider_info", "Where it runs.", provider=provider).set(1)
 
-    def observe(self, outputs: dict[str, NDArray[Any]], verdicts: Verdicts, seconds: float) -> None:
-        """Count one batch, at the latest when somebody asks."""
-        self._kept.append((outputs, verdicts, seconds))
+    def observe(self, outputs: dict[str, NDArray[Any]], verdicts: Verdicts, runs: list[tuple[int, float]]) -> None:
+        """Count one batch, at the latest when somebody asks; `runs` are rows and seconds."""
+        self._kept.append((outputs, verdicts, runs))
         self._rows_kept += len(verdicts.flags)
         if self._rows_kept >= _ROWS_KEPT or len(self._kept) >= _BATCHES_KEPT:
             self.settle()
@@ -254,8 +253,9 @@ class ModelMetrics:
         def joined(name: str) -> NDArray[Any]:
             return np.concatenate([outputs[name] for outputs, _, _ in kept])
 
-        self.inference_seconds.observe(np.array([seconds for _, _, seconds in kept]))
-        self.batch_size.observe(np.array([len(verdicts.flags) for _, verdicts, _ in kept]))
+        runs = np.array([run for _, _, runs in kept for run in runs])
+        self.batch_size.observe(runs[:, 0])
+        self.inference_seconds.observe(runs[:, 1])
         flags = np.concatenate([verdicts.flags for _, verdicts, _ in kept])
         self.p_value.observe(np.concatenate([verdicts.p_values for _, verdicts, _ in kept]))
         self.total.observe(joined("entropy"))

@@ -4,10 +4,11 @@ from prometheus_client import CollectorRegistry
 
 from service.batcher import Batcher
 from service.bundle.file import Bundle
-from service.decide import DEFAULT, Decider
+from service.decide import Decider
 from service.engine import Engine
 from service.jobs import Answer, Batch
 from service.metrics import ModelMetrics
+from service.query import NOTHING_ASKED
 from service.reply import ReplyWriter
 from service.state import ServiceState
 
@@ -27,13 +28,13 @@ class ServedModel:
         self.engine = engine
         self.decider = Decider(bundle.manifest)
         self.writer = ReplyWriter(bundle, self.decider, engine.outputs)
-        self.metrics = ModelMetrics(registry, bundle, self.decider.rule(DEFAULT), engine.provider)
+        self.metrics = ModelMetrics(registry, bundle, self.decider.rule(NOTHING_ASKED), engine.provider)
         self.batcher = Batcher(
             engine,
             on_batch=self._count,
             decode_threads=decode_threads,
-            in_progress=lambda: state.in_progress(),  # noqa: PLW0108  the server sets both later
-            connections=lambda: state.connections(),  # noqa: PLW0108
+            in_progress=state.in_progress,
+            connections=lambda: state.connections(),  # noqa: PLW0108  the server sets it later
         )
         self.metrics.queue_depth.set_function(lambda: self.batcher.depth)
 
@@ -43,5 +44,5 @@ class ServedModel:
         self.metrics.decode_seconds.observe_one(decode_seconds)
 
     def _count(self, batch: Batch) -> None:
-        _, verdicts = self.writer.verdicts(batch, DEFAULT)
-        self.metrics.observe(self.writer.outputs(batch), verdicts, batch.seconds)
+        _, verdicts = self.writer.verdicts(batch, NOTHING_ASKED)
+        self.metrics.observe(self.writer.outputs(batch), verdicts, batch.runs)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bodies import ClientDisconnected, ImageInput, Limits, parse_images, read_body
+from service.bundle.bombs import decodes_quickly
 from service.bundle.errors import ImageError, OperatingPointError
 from service.bundle.input_spec import InputSpec
 from service.bundle.preprocess import preprocess, preprocess_array
@@ -32,7 +33,7 @@ from service.state import ServiceState
 
 INLINE_BYTES = 32 * 1024
 INLINE_PIXELS = 96 * 96
-"""what is decoded on the event loop: at most about a quarter of a millisecond"""
+"""what is decoded on the event loop, if nothing in it may take longer than that: at most about a quarter of a millisecond"""
 PARSED_AT_ONCE = 256 * 1024
 """bytes of a body that is parsed on the event loop"""
 
@@ -131,12 +132,16 @@ class PredictEndpoint:
             inputs = await self._parse(headers.get(b"content-type", b""), body)
             if asked is not NOTHING_ASKED:
                 model.decider.rule(asked)  # an operating point that cannot be supported costs no inference
-            inline = inline and sum(map(_bytes, inputs)) <= INLINE_BYTES
+            inline = inline and sum(map(_bytes, inputs)) <= INLINE_BYTES and all(map(_is_quick, inputs))
             answer, decoded = await self._ask(inputs, model, deadline, _leaving(receive), inline=inline)
         except OperatingPointError as error:
             raise from_error(error, model.decider.blamed(asked)) from error
         except Expired as error:
             raise Problem.too_late(timeout) from error
+        except Overloaded as error:
+            if error.alone > timeout:
+                raise Problem.too_little_time(timeout, error.alone) from error
+            raise
         model.count_answer(answer, decoded)
         return write(answer, decoded, model, asked, request_id)
 
@@ -154,8 +159,11 @@ class PredictEndpoint:
             seconds = float(text)
         except ValueError:
             seconds = math.nan
-        if not 0 < seconds < math.inf:
-            raise Problem.invalid("X-Request-Timeout", text.decode("latin-1"), "a positive number of seconds")
+        most = self._settings.max_request_timeout_seconds
+        if not 0 < seconds <= most:
+            raise Problem.invalid(
+                "X-Request-Timeout", text.decode("latin-1"), f"seconds, more than 0 and at most {most:g}"
+            )
         return seconds
 
     async def _read(self, headers: dict[bytes, bytes], receive: Any, timeout: float) -> bytes:
@@ -164,7 +172,8 @@ class PredictEndpoint:
             return await read_body(headers, receive, self._limits.body_bytes)
         try:
             async with asyncio.timeout(timeout):
-                return await read_body(headers, receive, self._limits.body_bytes)
+                with self._state.uploads.one(self._settings.max_upload_bytes) as take:
+                    return await read_body(headers, receive, self._limits.body_bytes, take)
         except TimeoutError:
             raise Problem.too_slow(timeout) from None
 
@@ -220,6 +229,10 @@ def _without_frames(problem: Problem) -> Problem:
     """Cut the frames off, which hold the problem that holds them: thousands of refusals would wait for the collector."""
     problem.__cause__ = problem.__context__ = None
     return problem.with_traceback(None)
+
+
+def _is_quick(given: ImageInput) -> bool:
+    return not isinstance(given, bytes) or decodes_quickly(given)
 
 
 def _bytes(given: ImageInput) -> int:

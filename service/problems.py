@@ -115,6 +115,22 @@ class Problem(Exception):  # noqa: N818  # RFC 9457 calls it that
         )
 
     @classmethod
+    def too_little_time(cls, seconds: float, needed: float) -> Self:
+        """422: a deadline that an idle service could not meet either, so that to try again is of no use."""
+        accepted = f"X-Request-Timeout of at least {math.ceil(1e3 * needed) / 1e3:g}, or fewer images"
+        what = f"The request has {seconds:g} s, and its images alone take longer"
+        return cls.refused(Kind.INVALID, "X-Request-Timeout", what, accepted)
+
+    @classmethod
+    def too_many_uploads(cls) -> Self:
+        """429: bodies that are on their way take all the memory there is for them; what is left of this one is not read."""
+        return cls(
+            Kind.OVERLOADED,
+            "Too many bodies are being sent at once; try again in 1 s.",
+            headers={"retry-after": "1", "connection": "close"},
+        )
+
+    @classmethod
     def unavailable(cls, detail: str) -> Self:
         """503: loading, draining, or without a usable model."""
         return cls(Kind.UNAVAILABLE, detail)

@@ -130,7 +130,8 @@ def _framework_problem(request: Request, error: HTTPException) -> Problem:
     if error.status_code == 404:
         return Problem.not_found(f"There is nothing at {shown(request.url.path)}.")
     if error.status_code == 405:
-        return Problem.wrong_method(request.method, (error.headers or {}).get("Allow", "GET"))
+        allowed = (error.headers or {}).get("Allow", "GET")
+        return Problem.wrong_method(request.method, allowed.replace("GET", "GET, HEAD"))
     return Problem.from_status(error.status_code, str(error.detail))
 
 

@@ -37,7 +37,7 @@ class DrainingServer(uvicorn.Server):
         self._close_at: float | None = None
         self._told = False
         self.failure: Exception | None = None
-        state.in_progress = lambda: len(self.server_state.tasks)
+        state.tasks = lambda: len(self.server_state.tasks)
         state.connections = lambda: len(self.server_state.connections)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

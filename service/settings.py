@@ -7,7 +7,7 @@ import os
 from difflib import SequenceMatcher
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.bundle.errors import QualmsError
@@ -44,7 +44,13 @@ class Settings(BaseSettings):
         64, description="Most images in one run; fewer if they took over a quarter of the deadline."
     )
     request_timeout_seconds: Seconds = Field(10.0, description="Deadline of requests without X-Request-Timeout.")
+    max_request_timeout_seconds: Seconds = Field(
+        60.0, description="Longest deadline that X-Request-Timeout may ask for."
+    )
     max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
+    max_upload_bytes: Count = Field(
+        256 * 2**20, description="Memory for all bodies that are on their way; at least max_body_bytes."
+    )
     max_pixels: Count = Field(2**24, description="Largest image, checked before it is decoded.")
     max_images: Count = Field(64, description="Most images in one request.")
     max_json_depth: int = Field(16, description="Deepest nesting of a JSON body; pixel arrays need 5.", ge=5)
@@ -63,6 +69,22 @@ class Settings(BaseSettings):
     def longest_run_seconds(self) -> float:
         """What a batch may take: whoever just misses one has to wait for it, and then for its own."""
         return self.request_timeout_seconds / 4
+
+    @field_validator("host")
+    @classmethod
+    def _names_an_address(cls, host: str) -> str:
+        if not host.strip():  # the socket would take it for every interface there is
+            raise ValueError("it should be an address, such as 127.0.0.1, or 0.0.0.0 for all interfaces")
+        return host
+
+    @model_validator(mode="after")
+    def _every_body_has_room(self) -> Self:
+        if self.max_upload_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"{PREFIX}MAX_UPLOAD_BYTES is {self.max_upload_bytes}; "
+                f"it should be at least {PREFIX}MAX_BODY_BYTES, {self.max_body_bytes}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _grace_covers_the_drain(self) -> Self:
@@ -85,6 +107,14 @@ def load_settings(**overrides: Any) -> Settings:
         return Settings(**given)
     except ValidationError as error:
         raise SettingsError(_sentence(error, given)) from None
+
+
+def variables() -> list[tuple[str, str]]:
+    """Each variable with its default, as `QUALMS_PORT=8000`, and what it sets, for a person to read."""
+    return [
+        (PREFIX + name.upper() + ("" if field.default is None else f"={field.default}"), field.description or "")
+        for name, field in Settings.model_fields.items()
+    ]
 
 
 def _sentence(error: ValidationError, given: dict[str, Any]) -> str:

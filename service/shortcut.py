@@ -8,6 +8,7 @@ import asyncio
 import time
 
 from service.bodies import is_raw_image
+from service.bundle.bombs import decodes_quickly
 from service.http import Exchange
 from service.jobs import Answer, Expired
 from service.model import ServedModel
@@ -39,7 +40,10 @@ class Shortcut:
         headers = dict(scope["headers"])
         if not is_raw_image(headers.get(b"content-type", b"")):
             return False
-        _Request(exchange, model, self._state, self._endpoint).begin(headers, bytes(body))
+        image = bytes(body)
+        if not decodes_quickly(image):
+            return False
+        _Request(exchange, model, self._state, self._endpoint).begin(headers, image)
         return True
 
 
@@ -65,7 +69,7 @@ class _Request:
             deadline, batcher = self._started + self._timeout, self._model.batcher
             retry_after = batcher.refusal(1, deadline)
             if retry_after is not None:
-                self._send(429, *overloaded_reply(retry_after, self._id))
+                self._refuse(retry_after, alone=batcher.cost(1))
                 return
             # Others of this pass of the loop may not be read yet; if all took themselves for the only one, each would be
             # run by itself.
@@ -74,6 +78,12 @@ class _Request:
             batcher.queue(decode, 1, deadline, self._exchange.gone, self._done, alone=alone)
         except Exception as error:
             self._fail(error)
+
+    def _refuse(self, retry_after: int, alone: float) -> None:
+        if alone > self._timeout:
+            self._fail(Problem.too_little_time(self._timeout, alone))
+        else:
+            self._send(429, *overloaded_reply(retry_after, self._id))
 
     def _done(self, result: Answer | Exception) -> None:
         if self._exchange.over:  # it was cancelled

@@ -1,8 +1,10 @@
 """Where the service is in its life: loading, ready, draining."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from service.uploads import Uploads
 
 if TYPE_CHECKING:
     from service.model import ServedModel
@@ -17,10 +19,15 @@ class ServiceState:
     model: "ServedModel | None" = None
     draining: bool = False
     failure: str | None = None
-    in_progress: Callable[[], int] = lambda: 0
-    """requests that are read but not answered; 0 where the server does not tell"""
+    tasks: Callable[[], int] = lambda: 0
+    """requests that were begun and are not answered; 0 where the server does not tell"""
     connections: Callable[[], int] = lambda: 0
     """that are open; 0 where the server does not tell"""
+    uploads: Uploads = field(default_factory=Uploads)
+
+    def in_progress(self) -> int:
+        """Requests that were read whole and are not answered. Who still sends keeps nobody waiting."""
+        return self.tasks() - self.uploads.count
 
     @property
     def why_not_ready(self) -> str | None:

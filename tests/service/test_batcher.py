@@ -150,19 +150,21 @@ def test_a_batch_is_capped_by_rows_and_keeps_the_order() -> None:
     play(engine, scene)
 
 
-def test_a_request_larger_than_the_cap_runs_alone() -> None:
-    engine = Engine(max_batch=4)
+def test_a_request_larger_than_the_cap_takes_several_runs_and_shares_none() -> None:
+    engine, heard = Engine(max_batch=4), list[Batch]()
 
     async def scene(batcher: Batcher) -> None:
         waiting = [submit(batcher, images(0), FAR, stays)]
         await engine.begun()
         waiting.append(submit(batcher, images(*range(10, 19)), FAR, stays))
         waiting.append(submit(batcher, images(20), FAR, stays))
-        engine.allow(3)
-        await asyncio.gather(*waiting)
-        assert engine.batches == [[0], list(range(10, 19)), [20]]
+        engine.allow(5)
+        assert [names(answer) for answer in await asyncio.gather(*waiting)] == [[0], list(range(10, 19)), [20]]
+        assert engine.batches == [[0], [10, 11, 12, 13], [14, 15, 16, 17], [18], [20]]
+        await passes()
 
-    play(engine, scene)
+    play(engine, scene, on_batch=heard.append)
+    assert [[rows for rows, _ in batch.runs] for batch in heard] == [[1], [4, 4, 1], [1]]
 
 
 def test_a_batch_says_how_long_it_took_and_how_long_each_request_waited(clock: Clock) -> None:
@@ -240,7 +242,15 @@ def test_a_deadline_that_cannot_be_met_is_refused_with_a_time_to_come_back(
     batcher.admit(1, clock.now + 1.0)
     with pytest.raises(Overloaded, match=f"retry after {retry_after} s") as caught:
         batcher.admit(1, clock.now + deadline)
-    assert caught.value.retry_after == retry_after
+    assert (caught.value.retry_after, caught.value.alone) == (retry_after, 1.0)
+
+
+def test_rows_beyond_the_cap_cost_further_runs() -> None:
+    batcher = Batcher(Engine(seconds=1.0, max_batch=4))
+    assert [batcher.cost(rows) for rows in (1, 4, 5, 8, 11)] == [1.0, 4.0, 5.0, 8.0, 11.0]
+    capped = Engine(seconds=1.0, max_batch=4)
+    capped.cost = CostCurve((1, 4), (1.0, 1.0))
+    assert [Batcher(capped).cost(rows) for rows in (1, 4, 5, 8, 11)] == [1.0, 1.0, 2.0, 2.0, 3.0]
 
 
 def test_what_runs_and_waits_and_is_being_decoded_counts_against_the_deadline(clock: Clock) -> None:
@@ -350,6 +360,24 @@ def test_time_without_work_is_not_slowness(clock: Clock) -> None:
         await third
 
     play(engine, scene)
+
+
+def test_nor_is_it_where_somebody_else_was_in_progress_when_the_last_run_ended(clock: Clock) -> None:
+    """On the event loop, where no thread rests in between."""
+    engine, others = Engine(seconds=0.01), [1]
+
+    async def scene(batcher: Batcher) -> None:
+        engine.allow(100)
+        for name in range(20):
+            others[0] = 1
+            waiting = submit(batcher, images(name), FAR, stays)
+            others[0] = 2  # a scrape, say, which is answered before the next request comes
+            await waiting
+            clock.now += 10.0
+        with batcher.decoding(1):
+            assert batcher.predicted_wait(1) == pytest.approx(2 * engine.cost(1))
+
+    play(engine, scene, short_seconds=1.0, in_progress=lambda: others[0])
 
 
 # What goes wrong

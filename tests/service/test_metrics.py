@@ -16,8 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from service.bundle.file import Bundle
 from service.bundle.manifest import Manifest
-from service.decide import DEFAULT, Decider, judge
+from service.decide import Decider, judge
 from service.metrics import _BATCHES_KEPT, P_VALUES, BatchHistogram, ModelMetrics, ServiceMetrics, expose
+from service.query import NOTHING_ASKED
+from service.state import ServiceState
 
 MODEL = {"model": "tiny", "version": "1.2"}
 ODD = ((128, 64, 0), (255, 255, 0), (64, 0, 0))
@@ -76,7 +78,7 @@ def registry() -> CollectorRegistry:
 
 def test_everything_is_there_at_zero_before_the_first_request(registry: CollectorRegistry, bundle: Bundle) -> None:
     ServiceMetrics(registry)
-    rule = Decider(bundle.manifest).rule(DEFAULT)
+    rule = Decider(bundle.manifest).rule(NOTHING_ASKED)
     ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
     values = series(expose(registry, "")[0].decode())
     said = {
@@ -104,14 +106,14 @@ def test_everything_is_there_at_zero_before_the_first_request(registry: Collecto
 def test_a_batch_is_counted_at_the_default_operating_point(
     registry: CollectorRegistry, bundle: Bundle, runner: Callable[..., dict[str, NDArray[Any]]], draw_images: Draw
 ) -> None:
-    rule = Decider(bundle.manifest).rule(DEFAULT)
+    rule = Decider(bundle.manifest).rule(NOTHING_ASKED)
     metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
     odd = np.array([np.full((6, 5, 3), colour, np.uint8) for colour in ODD])
     want: Counter[str] = Counter()
     for seed, count in ((1, 20), (2, 5)):
         outputs = runner(np.concatenate((draw_images(seed, count), odd)))
         verdicts = judge(rule, outputs)
-        metrics.observe(outputs, verdicts, 0.5)
+        metrics.observe(outputs, verdicts, [(len(verdicts.flags), 0.5)])
         for index, flag in zip(outputs["prediction"], verdicts.flags, strict=True):
             want[f"{bundle.manifest.classes[index]} {str(bool(flag)).lower()}"] += 1
     values = series(expose(registry, "")[0].decode())
@@ -133,11 +135,11 @@ def test_p_values_of_calibration_images_fill_the_buckets_evenly(
     registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
 ) -> None:
     """The dashboards' test for drift: in-distribution, a twentieth of the images falls into each bucket."""
-    rule = Decider(manifest).rule(DEFAULT)
+    rule = Decider(manifest).rule(NOTHING_ASKED)
     metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
     outputs: dict[str, NDArray[Any]] = dict(manifest.calibration.scores)
     outputs["prediction"] = np.zeros(manifest.calibration.n, np.int64)
-    metrics.observe(outputs, judge(rule, outputs), 0.1)
+    metrics.observe(outputs, judge(rule, outputs), [(len(outputs["prediction"]), 0.1)])
     values = series(expose(registry, "")[0].decode())
     for bound in P_VALUES:
         share = total(values, "qualms_p_value_bucket", le=str(bound)) / manifest.calibration.n
@@ -148,12 +150,12 @@ def test_p_values_of_calibration_images_fill_the_buckets_evenly(
 def test_what_is_kept_to_be_counted_together_is_counted_once_when_it_is_read(
     registry: CollectorRegistry, bundle: Bundle, manifest: Manifest, batches: int
 ) -> None:
-    rule = Decider(manifest).rule(DEFAULT)
+    rule = Decider(manifest).rule(NOTHING_ASKED)
     metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
     outputs: dict[str, NDArray[Any]] = {name: values[:2] for name, values in manifest.calibration.scores.items()}
     outputs["prediction"] = np.zeros(2, np.int64)
     for _ in range(batches):
-        metrics.observe(outputs, judge(rule, outputs), 0.1)
+        metrics.observe(outputs, judge(rule, outputs), [(len(outputs["prediction"]), 0.1)])
         assert len(metrics._kept) < _BATCHES_KEPT
     for _ in range(2):
         values = series(expose(registry, "")[0].decode())
@@ -165,11 +167,11 @@ def test_the_reference_is_what_the_calibration_images_would_have_been_counted_as
     registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
 ) -> None:
     """Ties, rounding and bucket edges are in both, so that any difference between the two is traffic."""
-    rule = Decider(manifest).rule(DEFAULT)
+    rule = Decider(manifest).rule(NOTHING_ASKED)
     metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
     outputs: dict[str, NDArray[Any]] = dict(manifest.calibration.scores)
     outputs["prediction"] = np.zeros(manifest.calibration.n, np.int64)
-    metrics.observe(outputs, judge(rule, outputs), 0.1)
+    metrics.observe(outputs, judge(rule, outputs), [(len(outputs["prediction"]), 0.1)])
     values = series(expose(registry, "")[0].decode())
     for name in ("p_value", "total_uncertainty", "epistemic_uncertainty"):
         live = {key: value for key, value in values.items() if key.startswith(f"qualms_{name}_bucket")}
@@ -181,11 +183,11 @@ def test_the_reference_is_what_the_calibration_images_would_have_been_counted_as
 
 def test_many_classes_have_no_label_each(registry: CollectorRegistry, bundle: Bundle, manifest: Manifest) -> None:
     many = manifest.model_copy(update={"classes": [f"class {index}" for index in range(101)]})
-    rule = Decider(manifest).rule(DEFAULT)
+    rule = Decider(manifest).rule(NOTHING_ASKED)
     metrics = ModelMetrics(registry, replace(bundle, manifest=many), rule, "CPUExecutionProvider")
     outputs: dict[str, NDArray[Any]] = {name: values[:4] for name, values in manifest.calibration.scores.items()}
     outputs["prediction"] = np.array([0, 7, 100, 100])
-    metrics.observe(outputs, judge(rule, outputs), 0.1)
+    metrics.observe(outputs, judge(rule, outputs), [(len(outputs["prediction"]), 0.1)])
     values = series(expose(registry, "")[0].decode())
     assert total(values, "qualms_predictions_total", **{"class": "any"}) == 4
     assert "class 7" not in " ".join(values)
@@ -196,14 +198,14 @@ def test_a_reference_quantile_below_zero_does_not_take_the_sum_away(
 ) -> None:
     quantiles = {name: [-1e-9, *values[1:]] for name, values in manifest.reference.quantiles.items()}
     rounded = manifest.model_copy(update={"reference": manifest.reference.model_copy(update={"quantiles": quantiles})})
-    rule = Decider(manifest).rule(DEFAULT)
+    rule = Decider(manifest).rule(NOTHING_ASKED)
     ModelMetrics(registry, replace(bundle, manifest=rounded), rule, "CPUExecutionProvider")
     assert registry.get_sample_value("qualms_epistemic_uncertainty_count", MODEL) == 0
     assert registry.get_sample_value("qualms_total_uncertainty_sum", MODEL) == 0
 
 
 def test_the_series_of_a_closed_model_go(registry: CollectorRegistry, bundle: Bundle) -> None:
-    rule = Decider(bundle.manifest).rule(DEFAULT)
+    rule = Decider(bundle.manifest).rule(NOTHING_ASKED)
     metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
     metrics.close()
     assert expose(registry, "")[0] == b""
@@ -216,7 +218,8 @@ def test_the_series_of_a_closed_model_go(registry: CollectorRegistry, bundle: Bu
 def test_the_counters_add_up_to_what_was_sent(
     start_service: Callable[..., httpx.Client], encode: Callable[..., bytes], draw_images: Draw
 ) -> None:
-    client = start_service(max_body_bytes=20_000, max_images=8)
+    state = ServiceState()
+    client = start_service(state=state, max_body_bytes=20_000, max_images=8, max_batch=5)
     files = [encode(image) for image in draw_images(31, 30)]
     files += [encode(np.full((6, 5, 3), colour, np.uint8)) for colour in ODD[:2]]
     png, json = {"content-type": "image/png"}, {"content-type": "application/json"}
@@ -243,19 +246,21 @@ def test_the_counters_add_up_to_what_was_sent(
         {"content": files[0], "headers": png, "params": "target_fpr=2"},
         {"content": files[0], "headers": {**png, "x-request-timeout": "1e-9"}},
     ]
-    for number, request in enumerate(refused, start=1):
-        for _ in range(number):
-            send(**request)
+    for request in (again for number, once in enumerate(refused, start=1) for again in number * [once]):
+        send(**request)
+    state.tasks = lambda: 10**9
+    for _ in range(9):
+        send(content=files[0], headers=png)
     for path, times in (("/livez", 2), ("/models", 3), ("/models/other", 4), ("/docs", 1), ("/nowhere", 5)):
         for _ in range(times):
             client.get(path)
     values = series(client.get("/metrics").text)
 
-    assert codes == {"200": 37, "400": 3, "413": 3, "415": 9, "422": 13, "429": 8}
+    assert codes == {"200": 37, "400": 3, "413": 3, "415": 9, "422": 21, "429": 9}
     for code in ("200", "400", "408", "413", "415", "422", "429", "499", "500", "503", "504"):
         assert total(values, "qualms_requests_total", route="predict", code=code) == codes[code], code
     assert total(values, "qualms_request_duration_seconds_count", route="predict") == sum(codes.values())
-    rejected = {"malformed": 3, "too_large": 3, "unsupported": 9, "invalid": 13, "overload": 8}
+    rejected = {"malformed": 3, "too_large": 3, "unsupported": 9, "invalid": 21, "overload": 9}
     for reason, count in rejected.items():
         assert total(values, "qualms_rejected_total", reason=reason) == count, reason
     assert total(values, "qualms_rejected_total") == sum(codes.values()) - codes["200"]
@@ -276,7 +281,10 @@ def test_the_counters_add_up_to_what_was_sent(
         assert total(values, f"qualms_{name}") == 65
     for name in ("queue", "decode"):
         assert total(values, f"qualms_{name}_duration_seconds_count") == 37
-    assert total(values, "qualms_batch_size_count") == total(values, "qualms_inference_duration_seconds_count") == 37
+    # Eight images take two runs of at most five.
+    assert total(values, "qualms_batch_size_count") == total(values, "qualms_inference_duration_seconds_count") == 41
+    assert total(values, "qualms_batch_size_bucket", le="8.0") == 41
+    assert total(values, "qualms_batch_size_bucket", le="4.0") == 37
     assert total(values, "qualms_queue_depth") == 0
     others = {("health", "200"): 2, ("models", "200"): 3, ("models", "404"): 4, ("docs", "200"): 1, ("other", "404"): 5}
     for (route, code), count in others.items():

@@ -54,7 +54,8 @@ def test_metrics_in_their_other_format_are_as_described(client: httpx.Client, de
         ({"content": bytes(5001)}, 413),
         ({"content": b"?"}, 415),
         ({"params": "target_fpr=1"}, 422),
-        ({"headers": {"content-type": "image/png", "x-request-timeout": "1e-9"}}, 429),
+        ({"headers": {"content-type": "image/png", "x-request-timeout": "1e-9"}}, 422),
+        ({"crowd": 10**9}, 429),
     ],
 )
 def test_replies_to_predictions_are_as_described(
@@ -65,9 +66,11 @@ def test_replies_to_predictions_are_as_described(
     request_: dict[str, Any],
     status: int,
 ) -> None:
-    client = start_service(max_body_bytes=5000)
+    state = ServiceState()
+    client = start_service(state=state, max_body_bytes=5000)
+    state.tasks = lambda: request_.get("crowd", 0)
     good = {"content": encode(draw_images(41, 1)[0]), "headers": {"content-type": "image/png"}}
-    response = client.post("/predict", **{**good, **request_})
+    response = client.post("/predict", **{**good, **{name: v for name, v in request_.items() if name != "crowd"}})
     assert response.status_code == status
     check(described, response, "/predict", "post")
 

@@ -294,11 +294,12 @@ def test_an_operating_point_that_makes_no_sense_or_has_no_support_is_422(
         (JSON, b'{"images": [[[1, 2], [3]]]}', 422, "images[0]", "different lengths"),
         (JSON, b'{"images": [[[1]], [[256]]]}', 422, "images[1]", "0 to 255"),
         (JSON, b'{"images": [[[1]]], "score": "entropy"}', 422, "score", "unknown"),
-        ({**PNG, "x-request-timeout": "soon"}, b"x", 422, "X-Request-Timeout", "a positive number of seconds"),
-        ({**PNG, "x-request-timeout": "0"}, b"x", 422, "X-Request-Timeout", "a positive number of seconds"),
-        ({**PNG, "x-request-timeout": "-1"}, b"x", 422, "X-Request-Timeout", "a positive number of seconds"),
-        ({**PNG, "x-request-timeout": "inf"}, b"x", 422, "X-Request-Timeout", "a positive number of seconds"),
-        ({**PNG, "x-request-timeout": "nan"}, b"x", 422, "X-Request-Timeout", "a positive number of seconds"),
+        ({**PNG, "x-request-timeout": "soon"}, b"x", 422, "X-Request-Timeout", "more than 0 and at most 60"),
+        ({**PNG, "x-request-timeout": "0"}, b"x", 422, "X-Request-Timeout", "more than 0 and at most 60"),
+        ({**PNG, "x-request-timeout": "-1"}, b"x", 422, "X-Request-Timeout", "more than 0 and at most 60"),
+        ({**PNG, "x-request-timeout": "inf"}, b"x", 422, "X-Request-Timeout", "more than 0 and at most 60"),
+        ({**PNG, "x-request-timeout": "60.1"}, b"x", 422, "X-Request-Timeout", "more than 0 and at most 60"),
+        ({**PNG, "x-request-timeout": "nan"}, b"x", 422, "X-Request-Timeout", "more than 0 and at most 60"),
     ],
 )
 def test_a_refusal_says_what_is_wrong_with_which_field(
@@ -357,10 +358,23 @@ def test_only_post_is_allowed(client: httpx.Client) -> None:
 # Time
 
 
-def test_a_deadline_that_is_over_before_it_begins_is_429_with_a_time_to_come_back(
+def test_a_deadline_that_an_idle_service_cannot_meet_either_is_422_and_no_time_to_come_back(
     client: httpx.Client, encode: Encode, picture: NDArray[np.uint8]
 ) -> None:
     response = send(client, encode(picture), headers={"x-request-timeout": "1e-9"})
+    found = problem(response)
+    assert (found.status, found.field) == (422, "X-Request-Timeout")
+    assert "has 1e-09 s, and its images alone take longer; accepted: X-Request-Timeout of at least 0.0" in found.detail
+    assert "retry-after" not in response.headers
+
+
+def test_a_deadline_that_the_queue_cannot_meet_is_429_with_a_time_to_come_back(
+    start_service: Start, encode: Encode, picture: NDArray[np.uint8]
+) -> None:
+    state = ServiceState()
+    client = start_service(state=state)
+    state.tasks = lambda: 10**9
+    response = send(client, encode(picture))
     assert problem(response).status == 429
     assert int(response.headers["retry-after"]) >= 1
 

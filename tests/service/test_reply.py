@@ -10,9 +10,9 @@ from service import reply as module
 from service.bundle.file import Bundle
 from service.bundle.manifest import Manifest
 from service.bundle.runtime import GraphRunner
-from service.decide import DEFAULT, Decider, judge
+from service.decide import Decider, judge
 from service.jobs import Answer, Batch
-from service.query import Asked
+from service.query import NOTHING_ASKED, Asked
 from service.reply import ReplyWriter
 from service.schemas import PredictReply
 
@@ -21,7 +21,7 @@ ROWS = 6
 
 @pytest.fixture
 def batch(runner: GraphRunner, draw_images: Callable[[int, int], NDArray[np.uint8]]) -> Batch:
-    return Batch(list(runner(draw_images(11, ROWS)).values()), 0.001, ROWS, 0.0)
+    return Batch(list(runner(draw_images(11, ROWS)).values()), [(ROWS, 0.001)], 0.0)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def writer(bundle: Bundle, runner: GraphRunner) -> ReplyWriter:
     return ReplyWriter(bundle, Decider(bundle.manifest), runner.outputs)
 
 
-def written(writer: ReplyWriter, answer: Answer, asked: Asked = DEFAULT) -> dict[str, Any]:
+def written(writer: ReplyWriter, answer: Answer, asked: Asked = NOTHING_ASKED) -> dict[str, Any]:
     body = writer.write(answer, asked, "r1")
     PredictReply.model_validate_json(body)
     document: dict[str, Any] = json.loads(body)
@@ -40,7 +40,7 @@ def test_a_reply_holds_everything_about_its_own_rows(
     writer: ReplyWriter, batch: Batch, bundle: Bundle, runner: GraphRunner
 ) -> None:
     outputs = dict(zip(runner.outputs, batch.outputs, strict=True))
-    rule = Decider(bundle.manifest).rule(DEFAULT)
+    rule = Decider(bundle.manifest).rule(NOTHING_ASKED)
     verdicts = judge(rule, outputs)
     reply = written(writer, Answer(batch, 2, 3, 0.0))
     assert reply["model"] == {"name": "tiny", "version": "1.2", "digest": bundle.digest}
@@ -106,7 +106,7 @@ def test_the_probability_is_the_metamodels_where_the_class_is(
 ) -> None:
     moved = dict(zip(runner.outputs, batch.outputs, strict=True))
     moved["probabilities"] = np.full_like(moved["probabilities"], 0.25)
-    batch = Batch(list(moved.values()), 0.001, ROWS, 0.0)
+    batch = Batch(list(moved.values()), [(ROWS, 0.001)], 0.0)
     transferred = Bundle(bundle.path, manifest.model_copy(update={"prediction": "meta"}), bundle.graph, bundle.digest)
     writer = ReplyWriter(transferred, Decider(manifest), runner.outputs)
     assert written(writer, Answer(batch, 0, 1, 0.0))["results"][0]["prediction"]["probability"] == 0.25

@@ -1,6 +1,7 @@
 import http.client
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -55,13 +56,16 @@ def cpu_seconds(process: Process) -> float:
 
 
 class Halfway:
-    """A request of which only the first half has been sent."""
+    """A request of which only the first part has been sent."""
 
-    def __init__(self, url: str, image: bytes) -> None:
+    def __init__(self, url: str, image: bytes, sent: int = 10) -> None:
         self._connection = socket.create_connection(address(url), PATIENCE)
-        self._rest = image[10:]
+        self._rest = image[sent:]
         head = f"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: image/png\r\ncontent-length: {len(image)}\r\n\r\n"
-        self._connection.sendall(head.encode() + image[:10])
+        self._connection.sendall(head.encode() + image[:sent])
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
 
     def send_rest(self) -> None:
         self._connection.sendall(self._rest)
@@ -293,6 +297,49 @@ def test_a_body_that_does_not_arrive_in_time_is_408_and_holds_nobody(service_pro
     assert json.loads(reply.read())["detail"] == "The body did not arrive within the request's 0.2 s."
     slow.close()
     assert 'qualms_rejected_total{reason="slow"} 1.0' in get(f"{url}/metrics").text
+
+
+def test_who_is_still_sending_keeps_nobody_waiting(service_process: Start, image: bytes) -> None:
+    """As rows of the queue, twenty of them would take longer than a request that costs a quarter of its deadline has."""
+    _, url = service_process()
+    slow = [Halfway(url, image) for _ in range(20)]
+    png = {"content-type": "image/png"}
+    cost = get(f"{url}/models").json()["models"][0]["cost_seconds"]["1"]
+    with httpx.Client(trust_env=False) as client:
+        client.post(f"{url}/predict", content=image, headers=png)
+        timeout = {**png, "x-request-timeout": str(0.05 + 4 * cost)}
+        codes = [client.post(f"{url}/predict", content=image, headers=timeout).status_code for _ in range(200)]
+    assert codes.count(200) >= 190, "a busy machine may be late for a few"
+    for other in slow:
+        other.send_rest()
+        assert other.reply().status == 200
+        other.close()
+
+
+def test_bodies_on_their_way_share_a_limit(service_process: Start, image: bytes, until: Until) -> None:
+    """Most of each body is there, and only its last bytes are missing, for as long as the client likes."""
+    _, url = service_process(max_body_bytes=2**20, max_upload_bytes=2**20)
+    large = bytes(2**20)
+    slow = [Halfway(url, large, sent=600_000) for _ in range(2)]
+    refused = select.select(slow, [], [], PATIENCE)[0]
+    assert len(refused) == 1
+    reply = refused[0].reply()
+    assert (reply.status, reply.getheader("retry-after"), reply.getheader("connection")) == (429, "1", "close")
+    assert json.loads(reply.read())["detail"] == "Too many bodies are being sent at once; try again in 1 s."
+    for other in slow:
+        other.close()
+    png = {"content-type": "image/png"}
+    until(lambda: httpx.post(f"{url}/predict", content=large, headers=png, trust_env=False).status_code == 415)
+
+
+def test_what_has_get_has_head(service_process: Start) -> None:
+    _, url = service_process()
+    for path in ("/livez", "/readyz", "/models", "/metrics", "/docs", "/openapi.json"):
+        asked, head = get(f"{url}{path}"), httpx.head(f"{url}{path}", trust_env=False)
+        assert (head.status_code, head.content) == (200, b""), path
+        assert head.headers["content-type"] == asked.headers["content-type"], path
+    refused = httpx.head(f"{url}/predict", trust_env=False)
+    assert (refused.status_code, refused.headers["allow"], refused.content) == (405, "POST", b"")
 
 
 def test_uvicorns_cycle_says_whether_its_client_has_left() -> None:

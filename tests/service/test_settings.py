@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from service.bundle.errors import QualmsError
-from service.settings import Settings, SettingsError, load_settings
+from service.settings import Settings, SettingsError, load_settings, variables
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +62,20 @@ def test_a_bad_value_given_by_name_is_not_blamed_on_the_environment() -> None:
         load_settings(port=70_000)
 
 
+@pytest.mark.parametrize("host", ["", " "])
+def test_an_empty_host_is_refused_for_it_would_be_every_interface(host: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(host=host)
+    assert str(caught.value) == (
+        f"The setting host is {host!r}; it should be an address, such as 127.0.0.1, or 0.0.0.0 for all interfaces."
+    )
+
+
+def test_an_empty_host_in_the_environment_is_the_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUALMS_HOST", "")
+    assert load_settings().host == "127.0.0.1"
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"), [("QUALMS_MAX_BATCHES", "QUALMS_MAX_BATCH"), ("qualms_prot", "QUALMS_PORT")]
 )
@@ -89,6 +103,15 @@ def test_settings_do_not_change_and_each_says_what_it_is() -> None:
     with pytest.raises(ValidationError):
         Settings().port = 1  # type: ignore[misc]
     assert all(field.description for field in Settings.model_fields.values())
+
+
+def test_each_variable_is_told_with_its_default_and_what_it_sets() -> None:
+    told = variables()
+    assert [variable.partition("=")[0] for variable, _ in told] == [
+        f"QUALMS_{name.upper()}" for name in Settings.model_fields
+    ]
+    assert ("QUALMS_PORT=8000", "Port to listen on; 0 for any free one.") in told
+    assert dict(told)["QUALMS_MODEL"].startswith("A bundle's path"), "there is no default to tell"
 
 
 def test_a_settings_error_is_a_users_error() -> None:

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from service.app import create_app
 from service.batcher import SHORT_SECONDS
 from service.bundle.file import Bundle
+from service.bundle.preprocess import preprocess
 from service.engine import CostCurve
 from service.http import JoiningProtocol
 from service.predict import PredictEndpoint
@@ -169,6 +170,7 @@ def parts(reply: bytes) -> tuple[bytes, list[bytes], Any]:
         (["connection: close"], "1.1", "image/png"),
         (["x-request-timeout: 5"], "1.1", "IMAGE/anything; q=1"),
         (["x-request-timeout: soon"], "1.1", "image/png"),
+        (["x-request-timeout: 1e-9"], "1.1", "image/png"),
     ],
 )
 def test_a_reply_is_the_endpoints(
@@ -187,15 +189,38 @@ def test_a_reply_is_the_endpoints(
     play(bundle, scene)
 
 
-@pytest.mark.parametrize("body", [b"no image", b"\x89PNG\r\n\x1a\n"])
 def test_what_cannot_be_decoded_is_the_endpoints_problem_word_for_word(
-    bundle: Bundle, endpoint: list[str], body: bytes
+    bundle: Bundle, image: bytes, endpoint: list[str]
 ) -> None:
     async def scene(host: Host) -> None:
-        short = await host.ask(post(body, "x-request-id: a"))
+        request = post(image[:45] + bytes(10) + image[55:], "x-request-id: a")
+        short = await host.ask(request)
         assert endpoint == []
+        assert short.sent.startswith(b"HTTP/1.1 400")
         host.config.loaded_app.shortcut = lambda _: False
-        assert parts(short.sent) == parts((await host.ask(post(body, "x-request-id: a"))).sent)
+        assert parts(short.sent) == parts((await host.ask(request)).sent)
+
+    play(bundle, scene)
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "GIF", "BMP", "WEBP"])
+def test_what_may_take_longer_than_its_size_says_is_decoded_by_the_pool(
+    bundle: Bundle, encode: Encode, draw_images: Draw, endpoint: list[str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    threads: list[str] = []
+    decoding = preprocess
+
+    def noted(*args: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return decoding(*args, **options)
+
+    monkeypatch.setattr("service.predict.preprocess", noted)
+
+    async def scene(host: Host) -> None:
+        reply = await host.ask(post(encode(draw_images(71, 1)[0], kind), "x-request-id: a"))
+        assert reply.sent.startswith(b"HTTP/1.1 200")
+        assert endpoint == ["a"]
+        assert [name.rpartition("_")[0] for name in threads] == ["qualms-decode"]
 
     play(bundle, scene)
 

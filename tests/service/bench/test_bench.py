@@ -277,7 +277,7 @@ def test_the_plain_server_says_what_the_service_says(bundle_file: Path) -> None:
 
     for picture in draw(bundle.manifest.input, 3):
         image = preprocess(picture, bundle.manifest.input)
-        batch = Batch(engine.run(image[None]), 0.0, 1, 0.0)
+        batch = Batch(engine.run(image[None]), [(1, 0.0)], 0.0)
         ours = orjson.loads(writer.write(Answer(batch, 0, 1, 0.0), NOTHING_ASKED, "x"))
         theirs = asyncio.run(ask(picture))
         expected, found = flat(ours), flat(theirs)
