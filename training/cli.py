@@ -34,6 +34,7 @@ class Stage(StrEnum):
     base = "base"
     features = "features"
     fit = "fit"
+    combine = "combine"
     export = "export"
     calibrate = "calibrate"
     evaluate = "evaluate"

@@ -80,6 +80,10 @@ class RunContext:
         """Enter a finished stage into the ledger."""
         save_json(self.folder / "stages.json", {**self._ledger(), stage: mark})
 
+    def forget(self) -> None:
+        """Enter into the ledger that nothing is done."""
+        save_json(self.folder / "stages.json", {})
+
     def must_make(self, stage: str) -> None:
         """Called by a stage that has to do its work now: refuse if another one was asked for alone."""
         if self.only not in (None, stage):

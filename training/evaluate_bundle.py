@@ -1,12 +1,13 @@
 """Evaluate a finished bundle again, with nothing but the file and data."""
 
 from pathlib import Path
+from typing import Any
 
 from service.bundle.file import open_bundle
 from service.bundle.manifest import Evaluation
 from service.bundle.runtime import GraphRunner, check_golden
 from training.console import Display
-from training.errors import RecipeError
+from training.errors import DataError, RecipeError
 from training.evaluate import evaluate
 from training.prepare import prepare, strangers
 from training.recipe import check_recipe
@@ -29,6 +30,7 @@ def evaluate_bundle(
     runner = GraphRunner(bundle.graph)
     check_golden(runner, bundle.manifest)
     data = prepare(recipe, origin.seed, data_dir, display)
+    _check_same(data.record, origin.data)
     if list(data.classes) != bundle.manifest.classes:
         raise RecipeError(f"The data set {recipe.data.id!r} has other classes than the bundle was made for.")
     test = data.parts["test"]
@@ -41,3 +43,15 @@ def evaluate_bundle(
         display.console.print(to_rich(grid))
     display.note(accuracy_line([result]))
     return result
+
+
+def _check_same(found: dict[str, Any], recorded: dict[str, Any]) -> None:
+    """Refuse data that are not those of the run: their test images may be such as the model was trained on."""
+    for split, digest in found["sha256"].items():
+        if digest != recorded.get("sha256", {}).get(split):
+            raise DataError(
+                f"Data set {found['id']!r} (split {split!r}) is not the one that the bundle was made with: "
+                "its images, labels or classes have changed since."
+            )
+    if found["splits"] != recorded.get("splits"):
+        raise DataError(f"Data set {found['id']!r} is not split as it was when the bundle was made.")

@@ -32,6 +32,8 @@ def train_recipe(
     """Run every stage, or `only` one, for each seed; print and save the tables when all are evaluated."""
     display = display or Display()
     display.note(f"[bold]{recipe.name}[/bold]: {escape(recipe.description)}")
+    for seed in seeds:
+        recipe.check_seed(seed)
     folders = [out / f"seed-{seed}" for seed in seeds]
     for seed, folder in zip(seeds, folders, strict=True):
         display.note(f"[bold cyan]seed {seed}[/bold cyan] on {device}")
@@ -39,6 +41,7 @@ def train_recipe(
         if seed == seeds[0]:
             check.run(context)
             _save_settings(recipe, device, out / "run.json")
+            _make_folder(cache)
         run_stages(context)
     if only not in (None, "evaluate"):
         return []
@@ -53,6 +56,13 @@ def _save_settings(recipe: Recipe, device: torch.device, file: Path) -> None:
         save_json(file, settings)
     except OSError as error:
         raise QualmsError(f"Folder {file.parent} cannot be written to: {error.strerror}.") from error
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise QualmsError(f"Folder {folder} cannot be made: {error.strerror}.") from error
 
 
 def report(recipe: Recipe, evaluations: Sequence[Evaluation], out: Path, display: Display) -> None:

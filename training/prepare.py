@@ -45,6 +45,7 @@ class PreparedData:
 
 def prepare(recipe: Recipe, seed: int, data_dir: Path | None, display: Display) -> PreparedData:
     """Load, split by `seed` and conform the in-distribution data."""
+    recipe.check_seed(seed)
     train, test = (load(recipe.data.id, split, data_dir) for split in ("train", "test"))
     digests = {"train": train.digest(), "test": test.digest()}
     _check_pair(train, test, digests)

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from rich.console import Console
 
 from service.bundle.calibration import calibrate, reference
 from service.bundle.decision import rank
 from service.bundle.errors import DataError, OperatingPointError
 from service.bundle.file import Bundle, open_bundle, write_bundle
-from service.bundle.manifest import Operating
+from service.bundle.manifest import Manifest, Operating, first_problem
 from service.bundle.operate import accept_point, flag_point
 from service.bundle.runtime import GraphRunner, check_golden
 from training.console import Display
@@ -39,11 +40,9 @@ def recalibrate(
     bundle = open_bundle(model)
     manifest = bundle.manifest
     images = _read(Path(data))
+    digest = _unseen_digest(images, manifest)
     labels = _labels(images, manifest.classes)
-    changes = {"target_fpr": target_fpr, "target_risk": target_risk}
-    operating = Operating.model_validate(
-        {**manifest.operating.model_dump(), **{name: value for name, value in changes.items() if value is not None}}
-    )
+    operating = _operating(manifest.operating, {"target_fpr": target_fpr, "target_risk": target_risk})
     rank(len(labels), operating.target_fpr, operating.guarantee)
     runner = GraphRunner(bundle.graph)
     check_golden(runner, manifest)
@@ -63,7 +62,7 @@ def recalibrate(
             (trust.levels, trust.thresholds),
             split=images.split,
             data=images.name,
-            data_sha256=images.digest(),
+            data_sha256=digest,
         ),
         "reference": reference(outputs, manifest.scores, len(manifest.classes)),
         "evaluation": None,
@@ -83,6 +82,26 @@ def _read(path: Path) -> ImageSet:
             f"Calibration data {str(path)!r} is neither a folder of class folders nor a NAME-SPLIT.npz file."
         )
     return read_npz(path.parent, name, split)
+
+
+def _unseen_digest(images: ImageSet, manifest: Manifest) -> str:
+    """The digest of images that are not the training set the bundle records."""
+    digest = images.digest()
+    if digest == manifest.provenance.data.get("sha256", {}).get("train"):
+        raise DataError(
+            f"{images.title} is what {manifest.name} was trained on, so thresholds from it would be void; "
+            "calibrate on images that the model has not seen."
+        )
+    return digest
+
+
+def _operating(present: Operating, changes: dict[str, float | None]) -> Operating:
+    """The operating point with the values that were asked for."""
+    given = {name: value for name, value in changes.items() if value is not None}
+    try:
+        return Operating.model_validate({**present.model_dump(), **given})
+    except ValidationError as error:
+        raise OperatingPointError(f"This operating point is not possible: {first_problem(error)}.") from None
 
 
 def _labels(images: ImageSet, classes: list[str]) -> NDArray[np.int64]:

@@ -123,14 +123,29 @@ class BaseSection(Optimisation):
     """a state-dict file, or `included` where the function that `model` names brings them; then nothing is trained"""
     weights_saw: Literal["train-split", "all", "other-data"] | None = None
     """which of the recipe's training images those weights were made from, `other-data` being none of them;
-    thresholds calibrated on seen images are void"""
+    `train-split` is a base that `qualms train` made with this recipe's data and the seed `weights_seed`, for
+    every seed draws another split; thresholds calibrated on seen images are void"""
+    weights_seed: Annotated[int, Field(ge=0)] | None = Field(None, exclude_if=lambda seed: seed is None)
+    """the seed of the run that made weights which saw its `train-split`; the only seed they can be used with"""
     taps: list[str] | Literal["auto"] = "auto"
     augment: Literal["none", "crop-flip"] = "none"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given_weights_need_no_training(cls, document: Any) -> Any:
+        """Nobody has to say for how long, and how fast, a base that is not trained would be trained."""
+        given = isinstance(document, dict) and document.get("weights") is not None
+        return {"epochs": 1, "lr": 1.0, **document} if given else document
 
     @model_validator(mode="after")
     def _weights_are_explained(self) -> Self:
         if (self.weights is None) != (self.weights_saw is None):
             raise ValueError("weights and weights_saw belong together: say what the given weights were trained on")
+        if (self.weights_saw == "train-split") != (self.weights_seed is not None):
+            raise ValueError(
+                "weights_saw = 'train-split' and weights_seed belong together: say which seed the run of "
+                "`qualms train` had that made the weights, for it drew the split"
+            )
         source, _, name = self.model.partition(":")
         if self.weights == INCLUDED and (not name or source in ("torchvision", "timm")):
             raise ValueError(
@@ -204,6 +219,15 @@ class Recipe(Section):
     def fuses(self) -> bool:
         """Whether distance and fused score join the others."""
         return self.meta.form == "pooled" if self.fuse is None else self.fuse
+
+    def check_seed(self, seed: int) -> None:
+        """Refuse a seed that would hold out images which the given weights have seen."""
+        made_by = self.base.weights_seed
+        if made_by not in (None, seed):
+            raise RecipeError(
+                f"The given weights saw the train split that seed {made_by} draws, and seed {seed} would calibrate on "
+                f"some of its images: run with --seed {made_by} --seeds 1."
+            )
 
     @property
     def scores(self) -> list[str]:

@@ -10,6 +10,7 @@ from service.bundle.manifest import Evaluation
 from training.paper import Figure, error_figure, ood_figure
 
 METRICS = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
+REFUSED = "refused: no threshold could be shown to keep it"
 
 
 class Cell(NamedTuple):
@@ -73,7 +74,7 @@ def promise_grid(evaluations: Sequence[Evaluation]) -> Grid:
         found = [row for e in evaluations for row in e.realised if (row.promise, row.target) == promise]
         rates = [100 * row.realised for row in found if row.realised is not None]
         share = [100 * row.n / e.n for e in evaluations for row in e.realised if (row.promise, row.target) == promise]
-        text = f"{np.mean(rates):.2f}, worst {max(rates):.2f}" if rates else "refused: too few calibration images"
+        text = f"{np.mean(rates):.2f}, worst {max(rates):.2f}" if rates else REFUSED
         name = f"{promise[0].replace('_', ' ')} ≤ {100 * promise[1]:g}"
         rows.append((name, [text, f"{np.mean(share):.1f}", f"{len(rates)} of {len(found)}"]))
     return Grid("Promises kept on the test set, %", ["realised", "of images", "supported"], rows)

@@ -80,7 +80,7 @@ def weights_with_nan(root: Path) -> str:
     state = build("small", 4, 3, 16, 16).state_dict()
     state["conv2.weight"][3, 2, 1, 0] = float("nan")
     torch.save(state, root / "base.pt")
-    given = f'model = "small"\nweights = "{root / "base.pt"}"\nweights_saw = "train-split"'
+    given = f'model = "small"\nweights = "{root / "base.pt"}"\nweights_saw = "train-split"\nweights_seed = 0'
     return edited(('model = "small"', given))
 
 

@@ -1,9 +1,11 @@
 """A recipe becomes one calibrated file; run again, it does what is missing or has changed, and nothing else."""
 
+import importlib
 import io
 import json
 import random
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -22,11 +24,12 @@ from service.bundle.manifest import Evaluation
 from service.bundle.operate import flag_point
 from service.bundle.runtime import GraphRunner, check_golden
 from service.bundle.scores import DIRICHLET, SCORES
+from training.cli import Stage
 from training.console import Display
 from training.context import RunContext
 from training.data import load
 from training.data.noise import NOISES
-from training.errors import ModelError, QualmsError
+from training.errors import ModelError, QualmsError, RecipeError
 from training.loop import Hooks, Progress
 from training.models import build
 from training.pipeline import train_recipe
@@ -83,7 +86,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             "base": (base, "train_base"),
             "features": (features, "cached_features"),
             "fit": (fit, "train_meta"),
-            "combine": (combine, "apply_noise"),
+            "combine": (combine, "save_torch"),
             "export": (export, "export_graph"),
             "calibrate": (calibrate, "write_bundle"),
             "evaluate": (evaluate, "save_plots"),
@@ -237,7 +240,7 @@ def cut_somewhere(train: Callable[..., Progress], steps: int, seed: int) -> Call
 def test_a_stage_that_was_cut_off_goes_on_to_the_same_weights(
     stage: str, module: Any, name: str, steps: int, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    product = next((copy / "cache" / "bases").iterdir()) if stage == "base" else copy / "seed-0" / "meta.pt"
+    product = next((copy / "cache" / "bases").glob("*.pt")) if stage == "base" else copy / "seed-0" / "meta.pt"
     whole = torch.load(product, weights_only=True)
     product.unlink()
     with monkeypatch.context() as patched:
@@ -265,7 +268,46 @@ def test_a_stage_that_was_cut_off_goes_on_to_the_same_weights(
 def test_a_stage_alone_needs_the_ones_before_it(stage: str, first: str, tmp_path: Path) -> None:
     with pytest.raises(QualmsError, match=f"Stage '{stage}' needs what stage '{first}' makes.*run --stage {first}"):
         run(load_recipe("tiny"), tmp_path, only=stage)
-    assert {path.name for path in tmp_path.rglob("*")} == {"run.json"}
+    assert {path.name for path in tmp_path.rglob("*")} == {"run.json", "cache"}
+
+
+SMALL = {
+    "data.limit": 50,
+    "data.splits": {"train": 200, "validation": 60, "fit": 60, "calibration": 200},
+    "base.epochs": 1,
+    "meta.epochs": 1,
+}
+
+
+def test_the_stages_one_by_one_are_the_whole_run(tiny: Alter, tmp_path: Path) -> None:
+    recipe = tiny(SMALL)
+    assert recipe.fuses
+    for stage in Stage:
+        run(recipe, tmp_path / "stages", only=stage.value)
+    run(recipe, tmp_path / "whole")
+    found, whole = (open_bundle(tmp_path / name / "seed-0" / "model.onnx").manifest for name in ("stages", "whole"))
+    assert found.graph_sha256 == whole.graph_sha256
+    assert found.evaluation == whole.evaluation is not None
+
+
+def test_a_combination_alone_is_sent_to_the_stage_that_helps_it(copy: Path) -> None:
+    shutil.rmtree(copy / "cache" / "features")
+    (copy / "seed-0" / "doubter.pt").unlink()
+    with pytest.raises(QualmsError, match="run --stage features first"):
+        run(load_recipe("tiny"), copy, only="combine")
+    run(load_recipe("tiny"), copy, only="features")
+    run(load_recipe("tiny"), copy, only="combine")
+
+
+def test_weights_that_saw_one_seeds_split_are_refused_for_every_other_before_any_is_run(
+    tiny: Alter, tmp_path: Path, display: Display, no_work: Callable[..., None]
+) -> None:
+    no_work()
+    given = {"base.weights": str(tmp_path / "w.pt"), "base.weights_saw": "train-split", "base.weights_seed": 0}
+    options: dict[str, Any] = {"cache": tmp_path / "cache", "data_dir": None, "device": CPU, "display": display}
+    with pytest.raises(RecipeError, match="seed 1 would calibrate on some of its images"):
+        train_recipe(tiny(given), out=tmp_path / "out", seeds=range(2), **options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_another_kl_weight_makes_another_meta_model_on_the_same_base(copy: Path, tiny: Alter) -> None:
@@ -326,7 +368,7 @@ def test_a_ledger_or_a_fact_that_was_lost_is_made_again(copy: Path, display: Dis
 
 
 def test_a_damaged_base_in_the_cache_is_one_sentence(copy: Path) -> None:
-    (file,) = (copy / "cache" / "bases").iterdir()
+    (file,) = (copy / "cache" / "bases").glob("*.pt")
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ModelError, match=f"{file.name}.* cannot be read") as caught:
         run(load_recipe("tiny"), copy)
@@ -337,7 +379,7 @@ def test_given_weights_are_known_by_their_content_and_not_by_their_name(
     tiny: Alter, tmp_path: Path, display: Display
 ) -> None:
     file = tmp_path / "weights.pt"
-    recipe = tiny({"base.weights": str(file), "base.weights_saw": "train-split"})
+    recipe = tiny({"base.weights": str(file), "base.weights_saw": "train-split", "base.weights_seed": 0})
     marks = []
     for seed in (0, 1, 0):
         torch.manual_seed(seed)
@@ -346,13 +388,53 @@ def test_given_weights_are_known_by_their_content_and_not_by_their_name(
     assert marks[0] == marks[2] != marks[1]
 
 
+OWN = """
+import torch
+from torch import nn
+
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        return SIGN * super().forward(x)
+
+
+def net(classes):
+    torch.manual_seed(5)
+    return Net(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, classes))
+"""
+
+
+@pytest.mark.parametrize("given", [{}, {"base.weights": "included", "base.weights_saw": "other-data"}])
+def test_an_edit_of_the_users_model_is_another_base_although_its_weights_fit(
+    given: dict[str, str], tiny: Alter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = tiny({**SMALL, **given, "base.model": "edited:net", "base.taps": ["0", "3"]})
+    images = load("shapes", "test").conformed(recipe.input.spec, range(20))
+    said = []
+    for sign in ("1", "-1", "-1"):
+        (tmp_path / "edited.py").write_text(OWN.replace("SIGN", sign))
+        monkeypatch.delitem(sys.modules, "edited", raising=False)
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)  # which knows a file by its size and second
+        run(recipe, tmp_path / "out")
+        bundle = open_bundle(tmp_path / "out" / "seed-0" / "model.onnx")
+        said.append(GraphRunner(bundle.graph)(images)["base_probabilities"])
+    assert np.abs(said[0] - said[1]).max() > 1e-3
+    np.testing.assert_array_equal(said[1], said[2])
+    trained = list((tmp_path / "out" / "cache").glob("bases/*.pt"))
+    assert len(trained) == (0 if given else 2)
+
+
 def test_given_weights_are_used_as_they_are_and_nothing_is_trained(
     tiny: Alter, tmp_path: Path, display: Display, no_work: Callable[..., None]
 ) -> None:
     no_work()
     given = build("small", 4, 3, 16, 16)
     torch.save(given.state_dict(), tmp_path / "weights.pt")
-    recipe = tiny({"base.weights": str(tmp_path / "weights.pt"), "base.weights_saw": "train-split"})
+    recipe = tiny(
+        {"base.weights": str(tmp_path / "weights.pt"), "base.weights_saw": "train-split", "base.weights_seed": 0}
+    )
     found = base.frozen_base(context_of(recipe, tmp_path, display))
     assert all(torch.equal(value, given.state_dict()[name]) for name, value in found.state_dict().items())
     assert not any(parameter.requires_grad for parameter in found.parameters())
@@ -371,8 +453,9 @@ def test_given_weights_are_used_as_they_are_and_nothing_is_trained(
             "1 branches for 2 taps",
         ),
         ({"data.ood": ["textures", "absent"]}, QualmsError, "'absent'"),
+        ({"data.splits.fit": 31}, QualmsError, "fit split has 31 images; to combine scores it needs 32"),
     ],
-    ids=["target", "tap", "base", "branches", "stranger"],
+    ids=["target", "tap", "base", "branches", "stranger", "fit split"],
 )
 def test_what_cannot_work_is_refused_before_anything_is_trained_or_written(
     changes: dict[str, Any],
@@ -398,6 +481,20 @@ def too_deep(classes):
 
 def too_many():
     return nn.Sequential(nn.MaxPool2d(8), nn.Flatten(), nn.Linear(12, 10))
+
+
+def normalised(classes):
+    return nn.Sequential(nn.MaxPool2d(8), nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, classes))
+
+
+class WithAuxiliary(nn.Sequential):
+    def forward(self, x):
+        logits = super().forward(x)
+        return (logits, logits) if self.training else logits
+
+
+def auxiliary(classes):
+    return WithAuxiliary(nn.MaxPool2d(8), nn.Flatten(), nn.Linear(12, classes))
 """
 
 
@@ -406,17 +503,30 @@ def too_many():
     [
         ("too_deep", "'mine:too_deep' cannot be run on images of 16 × 16 × 3"),
         ("too_many", "gives 10 logits.*4 classes"),
+        ("auxiliary", r"returns tuple while it is trained; it must return logits \(N, 4\)"),
+        ("normalised", "cannot be trained on one image, and 65 in batches of 64 leave a last batch of one"),
     ],
 )
-def test_a_base_that_does_not_fit_the_data_is_refused(
+def test_a_base_that_does_not_fit_the_data_or_its_training_is_refused(
     function: str, says: str, tiny: Alter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text(MODELS)
     monkeypatch.syspath_prepend(str(tmp_path))
+    changes = {"base.model": f"mine:{function}", "base.taps": ["0", "1"], "data.splits.train": 65}
     with pytest.raises(ModelError, match=says) as caught:
-        run(tiny({"base.model": f"mine:{function}", "base.taps": ["0", "1"]}), tmp_path / "out")
+        run(tiny(changes), tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("model", "train"), [("normalised", 66), ("small", 65)])
+def test_a_last_batch_that_the_base_can_be_trained_on_is_let_pass(
+    model: str, train: int, tiny: Alter, tmp_path: Path, display: Display, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = {"base.model": "mine:normalised", "base.taps": ["0", "1"]} if model == "normalised" else {}
+    check.run(context_of(tiny({**own, "data.splits.train": train}), tmp_path, display))
 
 
 def test_an_out_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
@@ -424,6 +534,13 @@ def test_an_out_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(QualmsError, match="out cannot be written to"):
         run(load_recipe("tiny"), tmp_path / "out")
     assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path, display: Display) -> None:
+    (tmp_path / "file").write_text("mine")
+    options: dict[str, Any] = {"data_dir": None, "seeds": [0], "device": CPU, "display": display}
+    with pytest.raises(QualmsError, match=r"file/cache cannot be made: Not a directory\."):
+        train_recipe(load_recipe("tiny"), out=tmp_path / "out", cache=tmp_path / "file" / "cache", **options)
 
 
 def test_a_mistake_in_the_recipe_leaves_a_finished_run_alone(copy: Path, tiny: Alter) -> None:
@@ -436,7 +553,7 @@ def test_a_mistake_in_the_recipe_leaves_a_finished_run_alone(copy: Path, tiny: A
 def test_checking_leaves_no_untrained_base_behind(copy: Path, display: Display) -> None:
     context = context_of(load_recipe("tiny"), copy, display)
     check.run(context)
-    (file,) = (copy / "cache" / "bases").iterdir()
+    (file,) = (copy / "cache" / "bases").glob("*.pt")
     trained = torch.load(file, weights_only=True)
     found = base.frozen_base(context).state_dict()
     assert all(torch.equal(value, found[name]) for name, value in trained.items())
@@ -449,6 +566,7 @@ def test_a_description_may_hold_brackets(copy: Path, tiny: Alter) -> None:
 
 def test_stages_run_in_their_order() -> None:
     assert list(STAGES) == ["base", "features", "fit", "combine", "export", "calibrate", "evaluate"]
+    assert [stage.value for stage in Stage] == list(STAGES)
 
 
 def test_the_ledger_knows_a_stage_by_its_inputs_and_its_products(tmp_path: Path, display: Display) -> None:

@@ -1,6 +1,7 @@
 import hashlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from service.bundle.errors import DataError, OperatingPointError
 from service.bundle.file import open_bundle
 from service.bundle.operate import flag_point
 from service.bundle.runtime import GraphRunner
+from training.data import load
 from training.data.dataset import ImageSet
 from training.data.npz import write_npz
 from training.data.synthetic import draw_shapes
@@ -84,6 +86,21 @@ def test_a_target_that_too_few_images_cannot_support_leaves_the_file_alone(tiny_
     with pytest.raises(OperatingPointError, match="2,995"):
         recalibrate(tiny_bundle, shapes, tiny_bundle, target_fpr=0.001)
     assert hashlib.sha256(tiny_bundle.read_bytes()).hexdigest() == digest
+
+
+@pytest.mark.parametrize("target", ["target_fpr", "target_risk"])
+@pytest.mark.parametrize("value", [0.0, 2.0])
+def test_a_target_that_is_no_rate_is_one_sentence(tiny_bundle: Path, shapes: str, target: str, value: float) -> None:
+    with pytest.raises(OperatingPointError, match=f"not possible: {target}: .*(greater|less) than") as caught:
+        recalibrate(tiny_bundle, shapes, tiny_bundle, **{target: value})  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_images_the_model_was_trained_on_are_refused(tiny_bundle: Path, tmp_path: Path) -> None:
+    seen = write_npz(tmp_path, replace(load("shapes", "train"), name="mine"))
+    with pytest.raises(DataError, match=r"'mine' .*is what tiny was trained on, so thresholds from it would be void"):
+        recalibrate(tiny_bundle, str(seen), tmp_path / "new.onnx")
+    assert not (tmp_path / "new.onnx").exists()
 
 
 def test_it_runs_where_torch_is_not_installed(tiny_bundle: Path, shapes: str, tmp_path: Path) -> None:

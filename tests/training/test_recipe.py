@@ -87,6 +87,8 @@ def test_an_unknown_key_is_named_however_deep(key: str, tiny: Alter) -> None:
         ("base.augment", "mixup", r"base\.augment"),
         ("base.weights", "base.pt", "weights and weights_saw belong together"),
         ("base.weights_saw", "all", "weights and weights_saw belong together"),
+        ("base.weights_seed", 0, "'train-split' and weights_seed belong together"),
+        ("base.weights_seed", -1, r"base\.weights_seed: .*greater than or equal to 0"),
         ("meta.kl_weight", 0, r"meta\.kl_weight: .*greater than 0"),
         ("meta.prior", -1, r"meta\.prior"),
         ("meta.form", "linear", r"meta\.form"),
@@ -129,7 +131,23 @@ def test_thresholds_on_images_the_weights_have_seen_are_refused(tiny: Alter) -> 
     with pytest.raises(RecipeError, match="calibration on training images would be void"):
         tiny(given)
     assert tiny({**given, "data.held_out": "test"}).data.held_out == "test"
-    assert tiny({**given, "base.weights_saw": "train-split"}).data.held_out == "train"
+    assert tiny({**given, "base.weights_saw": "train-split", "base.weights_seed": 0}).data.held_out == "train"
+
+
+def test_weights_that_saw_a_train_split_say_which_seed_drew_it_and_take_no_other(tiny: Alter) -> None:
+    given = {"base.weights": "base.pt", "base.weights_saw": "train-split"}
+    with pytest.raises(RecipeError, match="say which seed"):
+        tiny(given)
+    recipe = tiny({**given, "base.weights_seed": 3})
+    recipe.check_seed(3)
+    for seed in (0, 4):
+        with pytest.raises(RecipeError, match=f"seed 3 draws, and seed {seed} .*--seed 3 --seeds 1"):
+            recipe.check_seed(seed)
+    tiny({}).check_seed(7)
+
+
+def test_a_recipe_without_such_weights_is_recorded_as_it_always_was(tiny: Alter) -> None:
+    assert "weights_seed" not in tiny({}).model_dump(mode="json")["base"]
 
 
 def test_weights_that_saw_other_data_leave_every_training_image_to_calibrate_on(tiny: Alter) -> None:

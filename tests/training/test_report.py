@@ -81,7 +81,7 @@ def test_misclassification_and_promises_have_tables_of_their_own() -> None:
 
 def test_a_promise_no_seed_could_make_is_said_to_be_refused() -> None:
     promises = dict(promise_grid([evaluation(supported=False)]).rows)
-    assert promises["selective risk ≤ 1"] == ["refused: too few calibration images", "0.0", "0 of 1"]
+    assert promises["selective risk ≤ 1"] == ["refused: no threshold could be shown to keep it", "0.0", "0 of 1"]
 
 
 def test_without_errors_in_some_seed_there_is_no_table_of_errors() -> None:

@@ -7,6 +7,7 @@ from training.data import synthetic
 from training.data.dataset import ImageSet
 from training.data.folder import read_folder
 from training.data.npz import read_npz
+from training.data.public import SOURCES
 from training.errors import DataError
 
 __all__ = ["ImageSet", "load"]
@@ -25,9 +26,9 @@ def load(name: str, split: str, data_dir: Path | None = None) -> ImageSet:
         return read_folder(Path(name.removeprefix(_FOLDER)).expanduser(), split)
     folder = data_dir or os.environ.get("QUALMS_DATA")
     if not folder:
+        fetch = f" (`qualms data {name} --out DIR` fills it)" if name in SOURCES else ""
         raise DataError(
-            f"Data set {name!r} needs a data folder: name one with --data or QUALMS_DATA "
-            f"(`qualms data {name} --out DIR` fills it), give folder:PATH for a folder of class folders, "
-            f"or use a set that needs none ({', '.join(synthetic.SETS)})."
+            f"Data set {name!r} needs a data folder: name one with --data or QUALMS_DATA{fetch}, "
+            f"give folder:PATH for a folder of class folders, or use a set that needs none ({', '.join(synthetic.SETS)})."
         )
     return read_npz(Path(folder).expanduser(), name, split)

@@ -21,19 +21,11 @@ from PIL import Image
 
 from training.data.dataset import ImageSet
 from training.data.npz import file_name, write_npz
+from training.data.public import SOURCES
 from training.errors import DataError
 from training.torchvision_compat import import_torchvision
 
-_SOURCES = {
-    "mnist": "MNIST",
-    "fashion_mnist": "FashionMNIST",
-    "kmnist": "KMNIST",
-    "omniglot": "Omniglot",
-    "cifar10": "CIFAR10",
-    "cifar100": "CIFAR100",
-    "svhn": "SVHN",
-}
-NAMES = tuple(_SOURCES)
+NAMES = tuple(SOURCES)
 SPLITS = ("train", "test")
 _DIGITS = tuple("0123456789")
 _SILENCE = 60.0  # seconds without a byte before a server is given up
@@ -53,7 +45,7 @@ def download(name: str, out: Path, mirror: str | None = None) -> list[Path]:
 
     Files already there are kept.     `mirror`, or else QUALMS_MIRROR, replaces the publishers' addresses.
     """
-    if name not in _SOURCES:
+    if name not in SOURCES:
         raise DataError(f"Data set {name!r} cannot be downloaded; accepted are {', '.join(NAMES)}.")
     paths = [out / file_name(name, split) for split in SPLITS]
     if all(path.exists() for path in paths):
@@ -77,7 +69,7 @@ def download(name: str, out: Path, mirror: str | None = None) -> list[Path]:
 
 def _source(name: str, mirror: str | None) -> Any:
     """torchvision's class for a set, or a subclass of the same name that looks for files at the mirror."""
-    original = getattr(import_torchvision().datasets, _SOURCES[name])
+    original = getattr(import_torchvision().datasets, SOURCES[name])
     if mirror is None:
         return original
     base = f"{mirror.rstrip('/')}/{name}"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.data.dataset import ImageSet
+from training.data.public import SOURCES
 from training.errors import DataError
 
 _KEYS = ("images", "labels", "classes")
@@ -86,7 +87,5 @@ def _not_found(folder: Path, name: str, split: str) -> str:
     else:
         present = sorted(path.stem for path in folder.glob("*-*.npz"))
         state = f"{folder} has no {file_name(name, split)} but holds {', '.join(present) or 'no sets'}"
-    return (
-        f"{looked}: {state}; get a public set with `qualms data {name} --out DIR`, "
-        "or name another folder with --data or QUALMS_DATA."
-    )
+    fetch = f"get it with `qualms data {name} --out DIR`, or " if name in SOURCES else ""
+    return f"{looked}: {state}; {fetch}name another folder with --data or QUALMS_DATA."

@@ -1,5 +1,6 @@
 """Stage 1: the base classifier, trained by the recipe or read from a file, then frozen."""
 
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from training import probe
 from training.base_trainer import predict_logits, train_base
 from training.context import RunContext
 from training.files import fingerprint, save_torch
@@ -52,15 +54,27 @@ def new_base(context: RunContext) -> nn.Module:
 
 
 def _build(context: RunContext) -> nn.Module:
-    model = new_base(context)
-    if context.recipe.base.weights is None:
-        file = context.cache / "bases" / f"{mark(context)}.pt"
-        if file.exists():
-            load_weights(model, file)
-        else:
-            context.must_make("base")
-            _train(context, model, file)
+    if context.recipe.base.weights is not None:
+        return new_base(context)
+    names = (f"{mark(context)}-{number}" if number else mark(context) for number in count())
+    built = (_stored(context, context.cache / "bases" / f"{name}.pt") for name in names)
+    return next(model for model in built if model is not None)
+
+
+def _stored(context: RunContext, file: Path) -> nn.Module | None:
+    """The base in `file`, trained now if it is missing; None if the model's code was another when it was trained."""
+    model, kept = new_base(context), file.with_suffix(".probe.npz")
+    if file.exists():
+        load_weights(model, file)
+        return model if probe.agrees_with_kept(kept, _said(context, model)) else None
+    context.must_make("base")
+    _train(context, model, file)
     return model
+
+
+def _said(context: RunContext, model: nn.Module) -> list[NDArray[np.float32]]:
+    images = context.data.parts["train"].images[: probe.IMAGES]
+    return [predict_logits(model, context.normalise, images, context.device)]
 
 
 def _train(context: RunContext, model: nn.Module, file: Path) -> None:
@@ -80,5 +94,6 @@ def _train(context: RunContext, model: nn.Module, file: Path) -> None:
             device=context.device,
             hooks=Hooks(on_step=advance),
         )
+    probe.save(file.with_suffix(".probe.npz"), _said(context, model))
     save_torch(file, model.cpu().state_dict())
     checkpoint.unlink(missing_ok=True)

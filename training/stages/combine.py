@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from training.context import RunContext
-from training.data.noise import NOISES, apply_noise
+from training.data.noise import NOISES
 from training.dirichlet import scores
 from training.doubter import Doubter
 from training.features import Features
@@ -18,7 +18,7 @@ from training.fusion import Shown
 from training.meta_trainer import outputs
 from training.models import identity, load_weights
 from training.stages import fit
-from training.stages.features import cached, features
+from training.stages.features import features, noisy_fit_features
 
 
 def run(context: RunContext) -> None:
@@ -62,12 +62,7 @@ def _fit(context: RunContext, made: Doubter, train: Features, file: Path) -> Non
     held_out = context.data.parts["fit"]
     made.density.fit([np.asarray(tap, dtype=np.float32) for tap in train.taps], labels)
     known = features(context, "fit")
-    noisy = {
-        kind: cached(
-            context, f"{kind}, fit", apply_noise(held_out.images, [kind], np.random.default_rng([context.seed, at]))
-        )
-        for at, kind in enumerate(NOISES)
-    }
+    noisy = noisy_fit_features(context)
     doubts = _doubts(context, made, known)
     shown = Shown(
         doubts, errors(context, known, held_out.labels), {kind: _doubts(context, made, noisy[kind]) for kind in noisy}

@@ -1,4 +1,4 @@
-"""Stage 2: the frozen base runs once over all that the meta-model trains and stops on."""
+"""Stage 2: the frozen base runs once over all that the meta-model and the doubter are made from."""
 
 import numpy as np
 import torch
@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.context import RunContext
-from training.data.noise import apply_noise
-from training.features import Extractor, Features, cache_key, cached_features
+from training.data.noise import NOISES, apply_noise
+from training.features import Extractor, Features, cached_features, is_cached
 from training.meta import Reduce
 from training.stages import base
 from training.taps import Tapped, choose_taps
@@ -16,6 +16,8 @@ from training.taps import Tapped, choose_taps
 def run(context: RunContext) -> None:
     """Fill the cache and say how large it is."""
     sets = [features(context, "train"), features(context, "validation"), *noisy_features(context)]
+    if context.recipe.fuses:
+        sets += [features(context, "fit"), *noisy_fit_features(context).values()]
     size = sum(found.bytes for found in sets)
     names = extractor(context).tapped.names
     context.display.note(f"  {len(names)} taps ({', '.join(names)}): {size / 1e6:,.0f} MB cached")
@@ -43,7 +45,7 @@ def example(context: RunContext) -> Tensor:
 
 def features(context: RunContext, split: str) -> Features:
     """Features of a split."""
-    return cached(context, split, context.data.parts[split].images)
+    return _cached(context, split, context.data.parts[split].images)
 
 
 def noisy_features(context: RunContext) -> list[Features]:
@@ -53,16 +55,25 @@ def noisy_features(context: RunContext) -> list[Features]:
         return []
     images = context.data.parts["validation"].images
     return [
-        cached(context, "+".join(kinds), apply_noise(images, kinds, np.random.default_rng([context.seed, draw])))
+        _cached(context, "+".join(kinds), apply_noise(images, kinds, np.random.default_rng([context.seed, draw])))
         for kinds in meta.stop_noise
         for draw in range(meta.noise_draws)
     ]
 
 
-def cached(context: RunContext, title: str, images: NDArray[np.uint8]) -> Features:
+def noisy_fit_features(context: RunContext) -> dict[str, Features]:
+    """Features of the fit images under every kind of noise, which doubts are weighed by."""
+    images = context.data.parts["fit"].images
+    return {
+        kind: _cached(context, f"{kind}, fit", apply_noise(images, [kind], np.random.default_rng([context.seed, at])))
+        for at, kind in enumerate(NOISES)
+    }
+
+
+def _cached(context: RunContext, title: str, images: NDArray[np.uint8]) -> Features:
     """Features of any images, of which the bar says `title`."""
     root = context.cache / "features"
-    if not (root / cache_key(extractor(context), images)).exists():
+    if not is_cached(extractor(context), images, root, context.device):
         context.must_make("features")
     with context.display.bar(f"features of {title}", len(images)) as advance:
         return cached_features(extractor(context), images, root, context.device, progress=advance)

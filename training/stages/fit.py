@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from training import probe
 from training.context import RunContext
+from training.features import said
 from training.files import fingerprint, save_json, save_torch
 from training.loop import Hooks
 from training.meta import MetaModel, PooledMeta, build_meta
@@ -17,6 +20,8 @@ from training.provenance import parameters
 from training.stages import base
 from training.stages.features import example, extractor, features, noisy_features
 from training.taps import tap_shapes
+
+PROBE = "probe.npz"
 
 
 def run(context: RunContext) -> None:
@@ -57,12 +62,25 @@ def new_meta(context: RunContext) -> MetaModel:
 def _fitted(context: RunContext) -> MetaModel:
     model = new_meta(context)
     file = context.folder / "meta.pt"
+    _forget_another_base(context)
     if context.done("fit", mark(context), file, context.folder / "fit.json"):
         load_weights(model, file)
     else:
         context.must_make("fit")
         _train(context, model, file)
     return model.cpu().eval()
+
+
+def _forget_another_base(context: RunContext) -> None:
+    """Where the base has the weights it had but its code is another, no stage of this folder is done."""
+    kept = context.folder / PROBE
+    if not probe.agrees_with_kept(kept, _said(context)):
+        context.forget()
+        kept.unlink()
+
+
+def _said(context: RunContext) -> list[NDArray[np.float32]]:
+    return said(extractor(context), context.data.parts["train"].images[: probe.IMAGES], context.device)
 
 
 def _train(context: RunContext, model: MetaModel, file: Path) -> None:
@@ -87,6 +105,8 @@ def _train(context: RunContext, model: MetaModel, file: Path) -> None:
             device=context.device,
             hooks=Hooks(on_step=advance),
         )
+    if not (context.folder / PROBE).exists():
+        probe.save(context.folder / PROBE, _said(context))
     found = {"best_epoch": progress.best_epoch, "best_value": progress.best_value, "history": progress.history}
     save_json(context.folder / "fit.json", found)
     save_torch(file, model.cpu().state_dict())

@@ -57,6 +57,13 @@ def test_no_folder_at_all_says_every_way_to_give_one(monkeypatch: pytest.MonkeyP
         assert part in str(caught.value)
 
 
+def test_a_set_that_cannot_be_downloaded_is_not_advised_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QUALMS_DATA", raising=False)
+    with pytest.raises(DataError, match="folder:PATH") as caught:
+        load("tiny_imagenet", "test")
+    assert "qualms data" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("name", "side"), [("mnist", 28), ("omniglot", 105), ("cifar10", 32)])
 def test_real_sets_conform_to_any_spec(data_dir: Path, name: str, side: int) -> None:
     images = load(name, "test", data_dir)

@@ -64,6 +64,12 @@ def test_a_missing_set_names_folder_file_what_is_there_and_both_ways_to_get_it(t
         assert part in str(caught.value)
 
 
+def test_a_set_that_cannot_be_downloaded_is_not_advised_to_be(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--data or QUALMS_DATA") as caught:
+        read_npz(tmp_path, "tiny_imagenet", "test")
+    assert "qualms data" not in str(caught.value)
+
+
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no folder .*nowhere"):
         read_npz(tmp_path / "nowhere", "mnist", "train")
