@@ -27,7 +27,8 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
 @pytest.mark.parametrize("line", [line for line in LINES if re.match(r"(\.venv/bin/)?qualms ", line)])
 def test_every_command_and_option_of_the_readme_exists(line: str) -> None:
     words = shlex.split(line)[1:]
-    helped = qualms(words[0], "--help")
+    command = words[: 2 if words[0] == "demo" else 1]  # the only one that has commands of its own
+    helped = qualms(*command, "--help")
     assert helped.returncode == 0, helped.stderr
     for option in (word for word in words if word.startswith("--")):
         assert option in helped.stdout
@@ -39,6 +40,16 @@ def test_every_recipe_the_readme_names_exists() -> None:
     named = {line.split()[2] for line in LINES if re.match(r"(\.venv/bin/)?qualms train (?!my)", line)}
     assert named <= set(available())
     assert "tiny" in named
+
+
+def test_the_recipe_that_the_readme_shows_is_one(tmp_path: Path) -> None:
+    from training.recipe import load_recipe
+
+    (block,) = re.findall(r"```toml\n(.*?)```", README, flags=re.DOTALL)
+    (tmp_path / "my.toml").write_text(block, encoding="utf-8")
+    recipe = load_recipe(str(tmp_path / "my.toml"))
+    assert recipe.base.weights_saw == "all"
+    assert recipe.fuses
 
 
 def test_every_file_the_readme_links_to_exists() -> None:
