@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from service.bundle.errors import first_line
 from service.bundle.runtime import INPUT, GraphRunner
 from training.errors import ExportError
 from training.graph import BundleGraph
@@ -42,7 +43,7 @@ def to_onnx(module: nn.Module, example: NDArray[np.uint8], outputs: Sequence[str
                 dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
             )
     except Exception as error:
-        raise ExportError(f"PyTorch cannot export this model: {_first_line(error).rstrip('.')}.") from error
+        raise ExportError(f"PyTorch cannot export this model: {first_line(error)}.") from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
@@ -103,7 +104,3 @@ def _difference(found: NDArray[Any], expected: NDArray[Any], *, scaled: bool = T
         return float("inf")
     size = np.maximum(1.0, np.abs(expected)) if scaled else 1.0
     return float(np.max(np.abs(found - expected) / size))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

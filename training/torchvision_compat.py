@@ -9,6 +9,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from service.bundle.errors import first_line
 from training.errors import ExtraMissingError
 
 _MISSING_OPERATOR = "operator torchvision::nms does not exist"
@@ -22,7 +23,7 @@ def import_torchvision() -> ModuleType:
         return _import_with_operators()
     except (ImportError, RuntimeError, OSError) as error:
         raise ExtraMissingError(
-            f"torchvision cannot be imported ({_first_line(error)}); install it with `pip install 'qualms[train]'`."
+            f"torchvision cannot be imported ({first_line(error)}); install it with `pip install 'qualms[train]'`."
         ) from error
 
 
@@ -47,7 +48,3 @@ def _declare_operators() -> None:
 def _forget_half_import() -> None:
     for name in [name for name in sys.modules if name == "torchvision" or name.startswith("torchvision.")]:
         del sys.modules[name]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
