@@ -3,6 +3,7 @@
 import csv
 import html
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -61,9 +62,9 @@ class Document:
 
     def html(self) -> str:
         """One page that needs nothing else."""
-        parts = [f"<h1>{html.escape(self.name)}</h1>", *(f"<p>{html.escape(text)}</p>" for text in self.head)]
+        parts = [f"<h1>{html.escape(self.name)}</h1>", *(f"<p>{_prose(text)}</p>" for text in self.head)]
         parts += [_html_table(grid) for grid in self.grids()]
-        parts.append("<ul>" + "".join(f"<li>{html.escape(note)}</li>" for note in self.notes) + "</ul>")
+        parts.append("<ul>" + "".join(f"<li>{_prose(note)}</li>" for note in self.notes) + "</ul>")
         body = "\n".join(parts)
         return (
             f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{html.escape(self.name)}</title>\n'
@@ -93,6 +94,11 @@ def to_grid(table: Table, protocol: str) -> Grid:
     rows = [(row.title, [str(cell) for cell in row.cells]) for row in table.rows]
     title = f"{table.title}, protocol {protocol}" if protocol else table.title
     return Grid(f"{title}. {table.note}" if table.note else title, table.columns, rows)
+
+
+def _prose(text: str) -> str:
+    """A sentence whose names of commands and columns stand between backticks, as in Markdown."""
+    return re.sub("`(.+?)`", r"<code>\1</code>", html.escape(text))
 
 
 def _html_table(grid: Grid) -> str:

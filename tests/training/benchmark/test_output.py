@@ -70,3 +70,4 @@ def test_html_is_one_page_with_all_text_escaped(document: Document) -> None:
         *("KNN · distance", "98.5 ± 0.5 ● (97.0)", "not available", "99.9 †"),
     ]
     assert "none &amp; nothing" in document.html()
+    assert "<p>Made by <code>x</code>.</p>" in document.html()
