@@ -210,7 +210,9 @@ def test_what_a_run_has_lost_is_all_it_makes_again(copy: Path, no_work: Callable
     (copy / "seed-0" / "meta.pt").unlink()
     no_work("fit")
     run(load_recipe("tiny"), copy)
-    assert changed(before, products(copy)) <= {"seed-0/meta.pt", "seed-0/fit.json", "seed-0/stages.json"}
+    assert changed(before, products(copy)) <= {
+        f"seed-0/{name}" for name in ("meta.pt", "fit.json", "probe.npz", "stages.json")
+    }
     again = torch.load(copy / "seed-0" / "meta.pt", weights_only=True)
     assert all(torch.equal(again[name], value) for name, value in weights.items())
     assert (copy / "seed-0" / "fit.json").read_bytes() == before["seed-0/fit.json"][1]
@@ -424,6 +426,18 @@ def test_an_edit_of_the_users_model_is_another_base_although_its_weights_fit(
     np.testing.assert_array_equal(said[1], said[2])
     trained = list((tmp_path / "out" / "cache").glob("bases/*.pt"))
     assert len(trained) == (0 if given else 2)
+
+
+def test_a_command_that_is_refused_leaves_the_ledger_as_it_was(tiny: Alter, tmp_path: Path) -> None:
+    """Another grid is another meta-model of the same base: what was done for the first is still done."""
+    recipe = tiny({**SMALL, "fuse": False, "operating.score": "entropy"})
+    run(recipe, tmp_path / "out")
+    ledger = tmp_path / "out" / "seed-0" / "stages.json"
+    before = ledger.read_bytes()
+    with pytest.raises(QualmsError, match="needs what stage 'fit' makes"):
+        run(tiny({**SMALL, "fuse": False, "operating.score": "entropy", "meta.grid": 1}), tmp_path / "out", "evaluate")
+    assert ledger.read_bytes() == before
+    run(recipe, tmp_path / "out", "evaluate")
 
 
 def test_given_weights_are_used_as_they_are_and_nothing_is_trained(

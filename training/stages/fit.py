@@ -62,21 +62,17 @@ def new_meta(context: RunContext) -> MetaModel:
 def _fitted(context: RunContext) -> MetaModel:
     model = new_meta(context)
     file = context.folder / "meta.pt"
-    _forget_another_base(context)
-    if context.done("fit", mark(context), file, context.folder / "fit.json"):
+    done = context.done("fit", mark(context), file, context.folder / "fit.json")
+    # The mark knows the base's weights, not its code; if that is another, no later stage of this folder is done either.
+    edited = done and not probe.agrees_with_kept(context.folder / PROBE, _said(context))
+    if done and not edited:
         load_weights(model, file)
-    else:
-        context.must_make("fit")
-        _train(context, model, file)
-    return model.cpu().eval()
-
-
-def _forget_another_base(context: RunContext) -> None:
-    """Where the base has the weights it had but its code is another, no stage of this folder is done."""
-    kept = context.folder / PROBE
-    if not probe.agrees_with_kept(kept, _said(context)):
+        return model.cpu().eval()
+    context.must_make("fit")
+    if edited:
         context.forget()
-        kept.unlink()
+    _train(context, model, file)
+    return model.cpu().eval()
 
 
 def _said(context: RunContext) -> list[NDArray[np.float32]]:
@@ -105,8 +101,7 @@ def _train(context: RunContext, model: MetaModel, file: Path) -> None:
             device=context.device,
             hooks=Hooks(on_step=advance),
         )
-    if not (context.folder / PROBE).exists():
-        probe.save(context.folder / PROBE, _said(context))
+    probe.save(context.folder / PROBE, _said(context))
     found = {"best_epoch": progress.best_epoch, "best_value": progress.best_value, "history": progress.history}
     save_json(context.folder / "fit.json", found)
     save_torch(file, model.cpu().state_dict())
