@@ -47,13 +47,12 @@ class JoiningProtocol(HttpToolsProtocol):
                 begun, self._begun = self._begun, None
                 self._start(*begun)
 
-    def decline_upgrade(self, rest: bytes) -> None:
-        """Read on in HTTP/1.1: the parser has read a head, taken it for a whole request, and left the `rest`."""
+    def decline_upgrade(self) -> None:
+        """Read on in HTTP/1.1 with another parser: this one has read a head, and taken it for a whole request."""
         framing = [header for header in self.headers if header[0] in (b"content-length", b"transfer-encoding")]
         self.parser = _new_parser(self, _BodyOf(self))
         self.cycle.more_body = True
         self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(b"%b: %b\r\n" % header for header in framing))
-        self.parser.feed_data(rest)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if self._parsing:
@@ -77,11 +76,19 @@ class _Parser(httptools.HttpRequestParser):
     protocol: JoiningProtocol
 
     def feed_data(self, data: Any) -> None:
-        """Parse bytes."""
+        """Parse bytes; however many offers they hold, not each within the one before it."""
+        rest = self.leaves(data)
+        while rest is not None:
+            self.protocol.decline_upgrade()
+            rest = cast(_Parser, self.protocol.parser).leaves(rest)
+
+    def leaves(self, data: Any) -> memoryview | None:
+        """Parse bytes up to an offer; what follows it, or None if there is none."""
         try:
             super().feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self.protocol.decline_upgrade(bytes(data[upgrade.args[0] :]))
+        except httptools.HttpParserUpgrade as offer:
+            return memoryview(data)[offer.args[0] :]
+        return None
 
 
 def _new_parser(protocol: JoiningProtocol, callbacks: Any) -> _Parser:

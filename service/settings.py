@@ -44,12 +44,12 @@ class Settings(BaseSettings):
         64, description="Most images in one run; fewer if they took over a quarter of the deadline."
     )
     request_timeout_seconds: Seconds = Field(10.0, description="Deadline of requests without X-Request-Timeout.")
-    max_request_timeout_seconds: Seconds = Field(
-        60.0, description="Longest deadline that X-Request-Timeout may ask for."
+    max_request_timeout_seconds: Seconds | None = Field(
+        None, description="Longest deadline that X-Request-Timeout may ask for; else 60, or request_timeout_seconds."
     )
     max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
-    max_upload_bytes: Count = Field(
-        256 * 2**20, description="Memory for all bodies that are on their way; at least max_body_bytes."
+    max_upload_bytes: Count | None = Field(
+        None, description="Memory for all bodies that are on their way; else 256 MiB, or max_body_bytes."
     )
     max_pixels: Count = Field(2**24, description="Largest image, checked before it is decoded.")
     max_images: Count = Field(64, description="Most images in one request.")
@@ -77,22 +77,28 @@ class Settings(BaseSettings):
             raise ValueError("it should be an address, such as 127.0.0.1, or 0.0.0.0 for all interfaces")
         return host
 
-    @model_validator(mode="after")
-    def _every_body_has_room(self) -> Self:
-        if self.max_upload_bytes < self.max_body_bytes:
-            raise ValueError(
-                f"{PREFIX}MAX_UPLOAD_BYTES is {self.max_upload_bytes}; "
-                f"it should be at least {PREFIX}MAX_BODY_BYTES, {self.max_body_bytes}"
-            )
-        return self
+    @property
+    def longest_timeout_seconds(self) -> float:
+        """The longest deadline of a request, whoever names it."""
+        return self.max_request_timeout_seconds or max(60.0, self.request_timeout_seconds)
+
+    @property
+    def upload_bytes(self) -> int:
+        """What all bodies on their way may take."""
+        return self.max_upload_bytes or max(256 * 2**20, self.max_body_bytes)
 
     @model_validator(mode="after")
-    def _grace_covers_the_drain(self) -> Self:
-        if self.grace_seconds < self.drain_seconds:
-            raise ValueError(
-                f"{PREFIX}GRACE_SECONDS is {self.grace_seconds:g}; "
-                f"it should be at least {PREFIX}DRAIN_SECONDS, {self.drain_seconds:g}"
-            )
+    def _limits_agree(self) -> Self:
+        for name, least in (
+            ("grace_seconds", "drain_seconds"),
+            ("max_upload_bytes", "max_body_bytes"),
+            ("max_request_timeout_seconds", "request_timeout_seconds"),
+        ):
+            value, bound = getattr(self, name), getattr(self, least)
+            if value is not None and value < bound:
+                raise ValueError(
+                    f"{PREFIX}{name.upper()} is {value:.12g}; it should be at least {PREFIX}{least.upper()}, {bound:.12g}"
+                )
         return self
 
 

@@ -34,7 +34,7 @@ _PLAIN_SEGMENTS = frozenset((_SOF0, 0xFFC4, 0xFFDB, 0xFFDD, 0xFFE0, 0xFFEE))  # 
 _segment_at = struct.Struct(">HH").unpack_from
 _SEGMENT = re.compile(rb"\xff[^\x00\x01\xc8\xd0-\xd8\xf0-\xfd\xff]")  # the other markers have no length, or are pixels
 _TILE_WIDTH, _TILE_LENGTH, _STRIPS, _TILES = 322, 323, 273, 324
-_TIFF_INTEGERS = {3: 2, 4: 4}
+_TIFF_INTEGERS = {3: 2, 4: 4, 16: 8}
 _TIFF_RATIONALS = (5, 10)
 _LEAST_TILED = 2**20
 
@@ -173,9 +173,9 @@ def _tile_size(data: bytes) -> tuple[int, int]:
     sides = {}
     for tag, kind, count, field in _directory(data):
         if tag in (_TILE_WIDTH, _TILE_LENGTH):
-            value = field[: _TIFF_INTEGERS.get(kind, 0)]
-            side = int.from_bytes(value, "little" if data.startswith(b"II") else "big")
-            if tag in sides or count != 1 or side == 0:
+            size = _TIFF_INTEGERS.get(kind, 0)
+            side = int.from_bytes(field[:size], "little" if data.startswith(b"II") else "big")
+            if tag in sides or count != 1 or side == 0 or size > len(field):  # it would be elsewhere in the file
                 raise ImageError("The image is damaged: its tile size cannot be read.", reason="malformed")
             sides[tag] = side
     return sides.get(_TILE_WIDTH, 1), sides.get(_TILE_LENGTH, 1)

@@ -139,7 +139,8 @@ def test_the_help_of_serve_lists_every_setting_with_its_default(columns: int) ->
     result = CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": str(columns)})
     assert result.exit_code == 0
     rows = [line.strip("│ ") for line in result.stdout.splitlines()]
-    described = " ".join(row[40:] if row.startswith("QUALMS_") else row for row in rows)
+    names = max(len(variable) for variable, _ in variables()) + 1
+    described = " ".join(row[names:] if row.startswith("QUALMS_") else row for row in rows)
     for variable, description in variables():
         assert any(row.startswith(f"{variable} ") for row in rows), variable
         assert description in described

@@ -166,6 +166,11 @@ def test_an_offer_without_a_body_is_answered_at_once() -> None:
     assert talk(asked, PLAIN) == (["GET /ws ", "GET /after "], [])
 
 
+def test_thousands_of_offers_at_once_are_answered_one_by_one() -> None:
+    asked, refused = talk(2000 * (b"GET /a HTTP/1.1\r\n" + OFFER + b"\r\n"), *(10_000 * [b""]))
+    assert (len(asked), refused) == (2000, [])
+
+
 def test_a_length_that_is_said_twice_is_refused_with_an_offer_as_without() -> None:
     both = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"
     for offer in (b"", OFFER):

@@ -1,4 +1,6 @@
 import os
+import re
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -116,3 +118,33 @@ def test_each_variable_is_told_with_its_default_and_what_it_sets() -> None:
 
 def test_a_settings_error_is_a_users_error() -> None:
     assert issubclass(SettingsError, QualmsError)
+
+
+@pytest.mark.parametrize(
+    ("given", "timeout", "uploads"),
+    [
+        ({}, 60.0, 256 * 2**20),
+        ({"request_timeout_seconds": 120, "max_body_bytes": 2**29}, 120.0, 2**29),
+        ({"max_request_timeout_seconds": 15, "max_upload_bytes": 2**25}, 15.0, 2**25),
+    ],
+)
+def test_limits_of_all_follow_those_of_one_unless_they_are_set(
+    given: dict[str, Any], timeout: float, uploads: int
+) -> None:
+    settings = load_settings(**given)
+    assert (settings.longest_timeout_seconds, settings.upload_bytes) == (timeout, uploads)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"max_upload_bytes": 2**20},
+            "QUALMS_MAX_UPLOAD_BYTES is 1048576; it should be at least QUALMS_MAX_BODY_BYTES",
+        ),
+        ({"max_request_timeout_seconds": 5}, "MAX_REQUEST_TIMEOUT_SECONDS is 5; it should be at least QUALMS_REQUEST"),
+    ],
+)
+def test_a_limit_of_all_below_that_of_one_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(said)):
+        load_settings(**given)

@@ -16,7 +16,7 @@ from service.bundle.bombs import MAX_PACKED, MAX_PIECES, MAX_RUN_LENGTH_PIXELS, 
 from service.bundle.errors import ImageError
 from service.bundle.preprocess import FORMATS, decode
 
-SHORT, LONG, RATIONAL, IFD, SLONG8 = 3, 4, 5, 13, 17
+SHORT, LONG, RATIONAL, IFD, LONG8, SLONG8 = 3, 4, 5, 13, 16, 17
 RAW, DEFLATE = 1, 8
 WIDTH, HEIGHT, COMPRESSION, STRIPS, ORIENTATION, ROWS_PER_STRIP, BYTE_COUNTS, X_RESOLUTION = (
     *(256, 257, 259, 273, 274, 278, 279, 282),
@@ -44,7 +44,7 @@ def reason(data: bytes, **options: Any) -> str:
 
 def tiff(entries: list[Entry], order: str = "<", *, big: bool = False) -> bytes:
     """One directory, as given; values that do not fit into an entry follow it."""
-    codes = {SHORT: "H", LONG: "I", RATIONAL: "II", IFD: "I", SLONG8: "q"}
+    codes = {SHORT: "H", LONG: "I", RATIONAL: "II", IFD: "I", LONG8: "Q", SLONG8: "q"}
     word, room = ("Q", 8) if big else ("I", 4)
     version = struct.pack(order + "HHHQ", 43, 8, 0, 16) if big else struct.pack(order + "HI", 42, 8)
     start = (16 if big else 8) + (8 if big else 2) + len(entries) * (20 if big else 12) + room
@@ -149,6 +149,20 @@ def test_a_tile_size_that_can_be_read_in_two_ways_is_malformed(odd: Entry) -> No
     with pytest.raises(ImageError, match="tile size cannot be read") as caught:
         decode(tiff([odd, *grey(10, 10), *small]))
     assert caught.value.reason == "malformed"
+
+
+def test_tiles_of_a_big_tiff_may_be_said_in_eight_bytes_and_of_a_small_one_not() -> None:
+    """There the entry holds where the eight bytes are, which is not the size."""
+    sides = [(TILE_WIDTH, LONG8, [16]), (TILE_LENGTH, LONG8, [16])]
+    tile = zlib.compress(pixels(16, 16).tobytes())
+    for big in (True, False):
+        entries = [*grey(10, 10), *sides, (TILE_BYTE_COUNTS, LONG, [len(tile)])]
+        at = len(tiff([*entries, (TILES, LONG, [0])], big=big))
+        data = tiff([*entries, (TILES, LONG, [at])], big=big) + tile
+        if big:
+            np.testing.assert_array_equal(np.asarray(decode(data)), pixels(16, 16)[:10, :10])
+        else:
+            assert reason(data) == "malformed"
 
 
 def test_one_strip_for_whatever_height_is_read() -> None:
