@@ -39,6 +39,7 @@ from training.stages import STAGES, base, calibrate, check, combine, evaluate, e
 
 Alter = Callable[[Mapping[str, Any]], Recipe]
 CPU = torch.device("cpu")
+MADE_BY_FIT = {f"seed-0/{name}" for name in ("meta.pt", "fit.json", "probe.npz", "stages.json")}
 
 
 def run(recipe: Recipe, out: Path, only: str | None = None) -> str:
@@ -210,9 +211,7 @@ def test_what_a_run_has_lost_is_all_it_makes_again(copy: Path, no_work: Callable
     (copy / "seed-0" / "meta.pt").unlink()
     no_work("fit")
     run(load_recipe("tiny"), copy)
-    assert changed(before, products(copy)) <= {
-        f"seed-0/{name}" for name in ("meta.pt", "fit.json", "probe.npz", "stages.json")
-    }
+    assert changed(before, products(copy)) <= MADE_BY_FIT
     again = torch.load(copy / "seed-0" / "meta.pt", weights_only=True)
     assert all(torch.equal(again[name], value) for name, value in weights.items())
     assert (copy / "seed-0" / "fit.json").read_bytes() == before["seed-0/fit.json"][1]
@@ -316,7 +315,7 @@ def test_another_kl_weight_makes_another_meta_model_on_the_same_base(copy: Path,
     recipe = tiny({"meta.kl_weight": 0.5})
     before = products(copy)
     run(recipe, copy, only="fit")
-    assert changed(before, products(copy)) == {"seed-0/meta.pt", "seed-0/fit.json", "seed-0/stages.json"}
+    assert changed(before, products(copy)) == MADE_BY_FIT
     # What is in the folder is that of the old meta-model: what comes after must not take it for the new one's.
     for stage in ("export", "calibrate", "evaluate"):
         with pytest.raises(QualmsError, match="needs what stage 'combine' makes"):
