@@ -16,14 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from service.cpu import yield_to_other_threads
-from service.engine import CostCurve
 from service.jobs import Answer, Batch, Decode, Done, Draining, Job, Overloaded
+from service.runs import Runner, cost_of, run_together
 from service.standback import StandBack
 
 SHORT_SECONDS = 0.005
@@ -36,17 +32,6 @@ _SLOWEST = 20.0
 """one stall must not close the door for long"""
 
 _log = logging.getLogger("qualms.batcher")
-
-
-class Runner(Protocol):
-    """What the batcher needs of an engine."""
-
-    cost: CostCurve
-    max_batch: int
-
-    def run(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
-        """Outputs, each (N, …), of images (N, H, W, C)."""
-        ...
 
 
 class Batcher:
@@ -125,12 +110,8 @@ class Batcher:
         return decoding + max(0.0, self._running_until - now) + self._slowness * queued
 
     def cost(self, rows: int) -> float:
-        """Seconds for `rows` alone, in as many runs as they take."""
-        most, cost = self._engine.max_batch, self._engine.cost
-        if rows <= most:
-            return cost(rows)
-        full, rest = divmod(rows, most)
-        return full * cost(most) + (cost(rest) if rest else 0.0)
+        """Seconds for `rows` alone."""
+        return cost_of(rows, self._engine)
 
     def _ahead(self) -> int:
         """Rows that are before a new request, whether they wait, are decoded, or were read and not looked at yet."""
@@ -335,24 +316,19 @@ class Batcher:
         self._idle_since = ended if more else 0.0
 
     def _run(self, jobs: list[Job]) -> Batch | Exception | None:
-        """One batch, on whichever thread calls this; a request with more rows than a run may have takes several."""
+        """One batch, on whichever thread calls this."""
         if not jobs:
             self._idle_since = 0.0  # all that waited was dropped, so nothing waits
             self._slowness += _ADAPTS * (1.0 - self._slowness)  # or a wrong estimate would drop everything for ever
             return None
         try:
-            images, most = _stacked(jobs), self._engine.max_batch
-            parts, runs = list[list[NDArray[Any]]](), list[tuple[int, float]]()
-            started = ended = time.monotonic()
-            for first in range(0, len(images), most):
-                part, begun = images[first : first + most], ended
-                parts.append(self._engine.run(part))
-                ended = time.monotonic()
-                runs.append((len(part), ended - begun))
-            self._learn(len(images), started, ended, more=bool(self._ready) or self._in_progress() > len(jobs))
-            return Batch(_joined(parts), runs, started)
+            batch = run_together(jobs, self._engine)
         except Exception as error:
             return error
+        else:
+            more = bool(self._ready) or self._in_progress() > len(jobs)
+            self._learn(batch.rows, batch.started, batch.started + batch.seconds, more=more)
+            return batch
         finally:
             self._running_until = 0.0
 
@@ -382,18 +358,6 @@ class Batcher:
             self._on_batch(batch)
         except Exception:
             _log.exception("a batch could not be counted")
-
-
-def _stacked(jobs: list[Job]) -> NDArray[np.uint8]:
-    """The images of all jobs, (N, H, W, C); a lone one is not copied."""
-    if len(jobs) == 1 and len(jobs[0].images) == 1:
-        return jobs[0].images[0][np.newaxis]
-    return np.array([image for job in jobs for image in job.images])
-
-
-def _joined(parts: list[list[NDArray[Any]]]) -> list[NDArray[Any]]:
-    """Each output of all runs, (N, …)."""
-    return parts[0] if len(parts) == 1 else [np.concatenate(values) for values in zip(*parts, strict=True)]
 
 
 def _resolve(future: "asyncio.Future[Answer]", result: Answer | Exception) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service import batcher as module
-from service import standback
+from service import runs, standback
 from service.batcher import Batcher
 from service.engine import CostCurve
 from service.jobs import Answer, Batch, Draining, Expired, Left, Overloaded
@@ -37,7 +37,8 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=found.monotonic))
+    for reader in (module, runs):
+        monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=found.monotonic))
     return found
 
 
@@ -243,14 +244,6 @@ def test_a_deadline_that_cannot_be_met_is_refused_with_a_time_to_come_back(
     with pytest.raises(Overloaded, match=f"retry after {retry_after} s") as caught:
         batcher.admit(1, clock.now + deadline)
     assert (caught.value.retry_after, caught.value.alone) == (retry_after, 1.0)
-
-
-def test_rows_beyond_the_cap_cost_further_runs() -> None:
-    batcher = Batcher(Engine(seconds=1.0, max_batch=4))
-    assert [batcher.cost(rows) for rows in (1, 4, 5, 8, 11)] == [1.0, 4.0, 5.0, 8.0, 11.0]
-    capped = Engine(seconds=1.0, max_batch=4)
-    capped.cost = CostCurve((1, 4), (1.0, 1.0))
-    assert [Batcher(capped).cost(rows) for rows in (1, 4, 5, 8, 11)] == [1.0, 1.0, 2.0, 2.0, 3.0]
 
 
 def test_what_runs_and_waits_and_is_being_decoded_counts_against_the_deadline(clock: Clock) -> None:
