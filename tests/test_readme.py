@@ -15,7 +15,7 @@ LINES = [line.partition("  #")[0].strip() for block in BLOCKS for line in block.
 
 
 def qualms(*arguments: str) -> subprocess.CompletedProcess[str]:
-    code = "from service.cli import main; main()"
+    code = "from qualms.cli import main; main()"
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
 
 
@@ -35,7 +35,7 @@ def test_every_command_and_option_of_the_readme_exists(line: str) -> None:
 
 
 def test_every_recipe_the_readme_names_exists() -> None:
-    from training.recipe import available
+    from qualms_training.recipe import available
 
     named = {line.split()[2] for line in LINES if re.match(r"(\.venv/bin/)?qualms train (?!my)", line)}
     assert named <= set(available())
@@ -43,7 +43,7 @@ def test_every_recipe_the_readme_names_exists() -> None:
 
 
 def test_the_recipe_that_the_readme_shows_is_one(tmp_path: Path) -> None:
-    from training.recipe import load_recipe
+    from qualms_training.recipe import load_recipe
 
     (block,) = re.findall(r"```toml\n(.*?)```", README, flags=re.DOTALL)
     (tmp_path / "my.toml").write_text(block, encoding="utf-8")
@@ -59,7 +59,7 @@ def test_every_file_the_readme_links_to_exists() -> None:
 
 def test_from_the_clone_to_a_moving_dashboard_it_is_three_lines() -> None:
     """The last one names a model, a profile and nothing else that is not there."""
-    from service.bundle.embedded import available
+    from qualms.bundle.embedded import available
 
     (block,) = (block.splitlines() for block in BLOCKS if "git clone" in block)
     assert len(block) == 3

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import yaml
-
-from service.settings import Settings
 from tests.docker.stack import DOCKER, ROOT
+
+from qualms.settings import Settings
 
 COMPOSE = ROOT / "docker-compose.yml"
 GPU = DOCKER / "compose.gpu.yml"

@@ -2,11 +2,10 @@ import json
 from typing import Any
 
 import pytest
+from docker.grafana import build
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
-
-from docker.grafana import build
 from tests.docker.stack import DOCKER
 
 FILES = sorted(DOCKER.glob("grafana/dashboards/*.json"))

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-
 from tests.docker.stack import DOCKER, FASTER, Watch, dashboard_queries, faster_prometheus, missing, until
 
 NEEDED = ("prometheus", "prometheus-alertmanager")

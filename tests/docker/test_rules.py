@@ -14,14 +14,14 @@ import yaml
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
-
-from service.bundle.decision import operating_point, p_values
-from service.bundle.embedded import resolve
-from service.bundle.file import open_bundle
-from service.decide import Decider
-from service.metrics import P_VALUES, ModelMetrics, ServiceMetrics, expose
-from service.query import NOTHING_ASKED
 from tests.docker.stack import DOCKER, PROMETHEUS, dashboard_queries, missing
+
+from qualms.bundle.embedded import resolve
+from qualms.bundle.file import open_bundle
+from qualms.decisions.flag import operating_point, p_values
+from qualms.decisions.verdicts import Decider
+from qualms.telemetry.metrics import P_VALUES, ModelMetrics, ServiceMetrics, expose
+from qualms.web.parameters import NOTHING_ASKED
 
 FILES = sorted((*PROMETHEUS.glob("rules/*.yml"), *PROMETHEUS.glob("gpu/*.yml")))
 TESTS = sorted(PROMETHEUS.glob("tests/*.yml"))

@@ -1,0 +1,67 @@
+"""The machine's limit: decode, run and encode in one thread with nothing between them, as no server can beat."""
+
+import time
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+import numpy as np
+
+from qualms.bundle.file import Bundle
+from qualms.decisions.verdicts import Decider
+from qualms.images.preprocess import preprocess
+from qualms.inference.engine import Device, Engine
+from qualms.inference.jobs import Answer, Batch
+from qualms.web.parameters import NOTHING_ASKED
+from qualms.web.reply import ReplyWriter
+
+_REQUEST_ID = "0" * 32
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Seconds an image takes in each stage, when images come in batches of one size."""
+
+    batch: int
+    decode: float
+    inference: float
+    encode: float
+    """verdicts and JSON"""
+
+    @property
+    def images_per_second(self) -> float:
+        """What one core can do at most."""
+        return 1 / (self.decode + self.inference + self.encode)
+
+
+class LimitMeter:
+    """Measures the limit of one bundle on the thread, and so on the core, that calls it."""
+
+    def __init__(self, bundle: Bundle, pictures: list[bytes], device: Device = "cpu", max_batch: int = 64) -> None:
+        self._spec = bundle.manifest.input
+        self._engine = Engine(bundle, device, threads=1, max_batch=max_batch)
+        self._writer = ReplyWriter(bundle, Decider(bundle.manifest), self._engine.outputs)
+        self._pictures = cycle(pictures)
+
+    def measure(self, concurrency: int, seconds: float) -> Limit:
+        """Work for `seconds` through batches as large as so many requests at a time could make them."""
+        size = min(concurrency, self._engine.max_batch)
+        total, images = np.zeros(3), 0
+        end = time.perf_counter() + seconds
+        while images == 0 or time.perf_counter() < end:
+            total += self._once(size)
+            images += size
+        decode, inference, encode = (total / images).tolist()
+        return Limit(size, decode, inference, encode)
+
+    def _once(self, size: int) -> tuple[float, float, float]:
+        """Seconds of each stage for one batch."""
+        files = list(islice(self._pictures, size))
+        start = time.perf_counter()
+        images = np.stack([preprocess(file, self._spec) for file in files])
+        decoded = time.perf_counter()
+        outputs = self._engine.run(images)
+        inferred = time.perf_counter()
+        batch = Batch(outputs, [(size, inferred - decoded)], decoded)
+        for row in range(size):
+            self._writer.write(Answer(batch, row, 1, 0.0), NOTHING_ASKED, _REQUEST_ID)
+        return decoded - start, inferred - decoded, time.perf_counter() - inferred

@@ -1,0 +1,1 @@
+"""Image files and pixel arrays to a model's input, through one preprocessing path."""

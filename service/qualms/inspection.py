@@ -1,0 +1,121 @@
+"""Print a manifest so that a person can read it in a minute."""
+
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from qualms.bundle.file import Bundle
+from qualms.bundle.manifest import Evaluation, Manifest
+from qualms.decisions.operating_point import accept_point, flag_point
+from qualms.errors import OperatingPointError
+
+
+def show(bundle: Bundle, console: Console) -> None:
+    """Identity, input, decisions, provenance and evaluation of a bundle."""
+    manifest = bundle.manifest
+    console.print(_facts(bundle))
+    console.print(_scores(manifest))
+    console.print(_decisions(manifest))
+    if manifest.evaluation:
+        console.print(_evaluation(manifest.evaluation))
+    else:
+        console.print("Not evaluated yet.")
+
+
+def _facts(bundle: Bundle) -> Table:
+    manifest, spec = bundle.manifest, bundle.manifest.input
+    origin, calibration = manifest.provenance, manifest.calibration
+    table = _table(f"{manifest.name} {manifest.version}", "", "")
+    size = len(bundle.graph) / 1e6
+    _row(table, "digest", bundle.digest)
+    _row(table, "graph", f"{size:.2f} MB, SHA-256 {manifest.graph_sha256[:16]}…, intact")
+    _row(table, "schema", str(manifest.schema_version))
+    cut = f" from a shorter side of {spec.shorter_side}" if spec.shorter_side else ""
+    _row(table, "input", f"{spec.height} × {spec.width} {spec.colour}, {spec.resize}, {spec.fit}{cut}")
+    _row(table, "classes", f"{len(manifest.classes)}: {_shortened(manifest.classes)}")
+    _row(table, "prediction", f"by the {manifest.prediction} model")
+    _row(table, "base", _network(origin.base, "model"))
+    _row(table, "meta-model", _network(origin.meta, "form"))
+    recipe = f"{origin.recipe_name}, seed {origin.seed}, {origin.created}, qualms {origin.qualms}"
+    _row(table, "recipe", recipe)
+    _row(table, "libraries", ", ".join(f"{name} {version}" for name, version in origin.versions.items()))
+    _row(table, "calibration", f"{calibration.n:,} images of {calibration.data}, split {calibration.split}")
+    return table
+
+
+def _scores(manifest: Manifest) -> Table:
+    quantiles = ("5 %", "median", "95 %", "99 %")
+    table = _table("Scores and their in-distribution quantiles", "score", "kind", "doubt is", *quantiles)
+    reference = manifest.reference
+    for name, spec in manifest.scores.items():
+        values = np.interp((0.05, 0.5, 0.95, 0.99), reference.levels, reference.quantiles[name])
+        _row(table, name, spec.kind, spec.direction, *(f"{value:.4g}" for value in values))
+    return table
+
+
+def _decisions(manifest: Manifest) -> Table:
+    table = _table("Decisions by default", "decision", "score", "threshold", "promise")
+    operating = manifest.operating
+    try:
+        point = flag_point(manifest)
+        target = f"false alarms ≤ {100 * point.target_fpr:g} %"
+        promise = f"{target} ({point.guarantee}; k = {point.k}, n = {point.n:,})"
+        _row(table, "flag as OOD", point.score, f"{point.threshold:.6g}", promise)
+    except OperatingPointError as error:
+        _row(table, "flag as OOD", operating.score, "–", str(error))
+    try:
+        trust = accept_point(manifest)
+        target = f"errors ≤ {100 * trust.target_risk:g} % of the accepted"
+        promise = f"{target} ({100 * trust.accepted:.1f} % accepted)"
+        _row(table, "trust", trust.score, f"{trust.threshold:.6g}", promise)
+    except OperatingPointError as error:
+        _row(table, "trust", operating.trust_score, "–", str(error))
+    return table
+
+
+def _evaluation(evaluation: Evaluation) -> Table:
+    sets = list(dict.fromkeys(row.data for row in evaluation.ood))
+    title = f"Evaluation on {evaluation.n:,} images of {evaluation.test_data} ({evaluation.protocol})"
+    table = _table(f"{title}: accuracy {evaluation.accuracy:.2f} %, AUROC in %", "score", *sets)
+    for score in dict.fromkeys(row.score for row in evaluation.ood):
+        by_set = {row.data: f"{row.auroc:.1f}" for row in evaluation.ood if row.score == score}
+        _row(table, score, *(by_set.get(name, "–") for name in sets))
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(
+        title=Text(title, "table.title"),
+        title_justify="left",
+        header_style="bold",
+        show_header=any(columns),
+        box=box.HEAVY_HEAD if any(columns) else None,  # without lines, a digest fits into 80 columns
+    )
+    for column in columns:
+        table.add_column(Text(column), overflow="fold")
+    return table
+
+
+def _row(table: Table, *cells: str) -> None:
+    """Add cells as they are: in a class or a data set called `[/b]`, rich would see markup."""
+    table.add_row(*(Text(cell) for cell in cells))
+
+
+def _network(facts: dict[str, Any], name: str) -> str:
+    """What the provenance tells of a network; its facts are free-form, so none is taken for granted."""
+    parts = [str(facts.get(name, "unknown"))]
+    if "parameters" in facts:
+        count = facts["parameters"]
+        parts.append(f"{count:,} parameters" if isinstance(count, int) else f"{count} parameters")
+    if "taps" in facts:
+        taps = facts["taps"]
+        parts.append(f"taps {', '.join(map(str, taps)) if isinstance(taps, list) else taps}")
+    return ", ".join(parts)
+
+
+def _shortened(classes: list[str], most: int = 12) -> str:
+    return ", ".join(classes[:most]) + (", …" if len(classes) > most else "")

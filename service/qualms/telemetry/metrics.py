@@ -1,0 +1,307 @@
+"""What Prometheus sees, kept cheap: a whole batch is counted with a few array operations.
+
+Decisions are counted at the model's default operating point whatever a request asked for, so that rates mean
+something. All state hangs on the registry that is passed in.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from qualms.bundle.file import Bundle
+from qualms.bundle.manifest import Manifest
+from qualms.decisions.flag import p_values
+from qualms.decisions.verdicts import Rule, Verdicts
+
+M = TypeVar("M", bound=Collector)
+
+MAX_CLASS_LABELS = 100
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+P_VALUES = tuple(round(0.05 * step, 2) for step in range(1, 21))
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ROUTES = ("predict", "models", "metrics", "health", "docs", "other")
+CODES = (200, 400, 408, 413, 415, 422, 429, 499, 500, 503, 504)
+"""of predictions; 499 is nobody's reply: the client left first"""
+REASONS = {
+    400: "malformed",
+    408: "slow",
+    413: "too_large",
+    415: "unsupported",
+    422: "invalid",
+    429: "overload",
+    499: "disconnected",
+    504: "expired",
+}
+UNAVAILABLE = ("loading", "draining")
+"""the reasons of a 503"""
+_ROWS_KEPT = 256
+_BATCHES_KEPT = 16
+"""as much is counted together, unless the registry is read before: more would hold a request up for too long"""
+OPEN_METRICS = "application/openmetrics-text"
+
+
+def expose(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """The registry's text in the format that an Accept header asks for, and its content type."""
+    try:
+        encode, content_type = choose_encoder(accept)
+    except TypeError:  # a version that is not a number
+        encode, content_type = generate_latest, CONTENT_TYPE_PLAIN_0_0_4
+    return encode(_WithoutCreated(registry)), content_type
+
+
+class _WithoutCreated(Collector):
+    """Leaves out the `_created` series: as many again as the counters, and nobody asks for them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            kept = copy(family)
+            kept.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield kept
+
+
+class BatchHistogram(Collector):
+    """A histogram that takes many values at once; prometheus-client's takes them one by one under a lock."""
+
+    def __init__(self, name: str, text: str, labels: dict[str, str], bounds: Sequence[float]) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self.buckets = Buckets(bounds)
+
+    @property
+    def bounds(self) -> list[float]:
+        """The buckets' upper ends, without the infinite one."""
+        return list(self.buckets.bounds)
+
+    def observe(self, values: NDArray[Any]) -> None:
+        """Count values (N,); a bucket holds what is at most its bound."""
+        self.buckets.observe(values)
+
+    def observe_one(self, value: float) -> None:
+        """Count one value, without making an array of it."""
+        self.buckets.observe_one(value)
+
+    def collect(self) -> Iterable[Metric]:
+        """For the registry."""
+        family = HistogramMetricFamily(self._name, self._text, labels=list(self._labels))
+        self.buckets.add_to(family, list(self._labels.values()))
+        return [family]
+
+
+class RouteHistogram(Collector):
+    """One histogram a route, each value counted for a fraction of what prometheus-client takes."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name, self._text = name, text
+        self._routes = {route: Buckets(bounds) for route in ROUTES}
+
+    def observe_one(self, route: str, value: float) -> None:
+        """Count one value."""
+        self._routes[route].observe_one(value)
+
+    def collect(self) -> Iterable[Metric]:
+        """For the registry."""
+        family = HistogramMetricFamily(self._name, self._text, labels=["route"])
+        for route, buckets in self._routes.items():
+            buckets.add_to(family, [route])
+        return [family]
+
+
+class Buckets:
+    """Counts of values, by bounds that they are at most equal to, and their sum."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = np.unique(bounds).tolist()
+        self._counts = [0] * (len(self.bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, values: NDArray[Any]) -> None:
+        """Count values (N,)."""
+        places = np.searchsorted(self.bounds, values, side="left")
+        more = np.bincount(places, minlength=len(self._counts)).tolist()
+        self._counts = [before + new for before, new in zip(self._counts, more, strict=True)]
+        self._sum += float(values.sum(where=np.isfinite(values)))  # what is not finite would stay in it for ever
+
+    def observe_one(self, value: float) -> None:
+        """Count one value, without making an array of it."""
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self._sum += value
+
+    def add_to(self, family: HistogramMetricFamily, labels: list[str]) -> None:
+        """Tell the registry."""
+        bounds = [floatToGoString(bound) for bound in (*self.bounds, math.inf)]  # type: ignore[no-untyped-call]
+        totals = map(float, accumulate(self._counts))
+        family.add_metric(labels, list(zip(bounds, totals, strict=True)), self._sum)
+
+
+class _Settler(Collector):
+    """Has what was kept counted before the registry reads any figure."""
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        self._settle = settle
+
+    def collect(self) -> Iterable[Metric]:
+        self._settle()
+        return []
+
+
+class ServiceMetrics:
+    """What concerns requests rather than models."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "qualms_requests", "Requests answered, by route and status code.", ["route", "code"], registry=registry
+        )
+        self._duration = RouteHistogram(
+            "qualms_request_duration_seconds", "From the first byte of a request to the last of its reply.", SECONDS
+        )
+        registry.register(self._duration)
+        self._rejected = Counter(
+            "qualms_rejected", "Requests for predictions refused or dropped, by reason.", ["reason"], registry=registry
+        )
+        self._children: dict[tuple[str, int], Any] = {}
+        self._reasons = {reason: self._rejected.labels(reason) for reason in (*REASONS.values(), *UNAVAILABLE)}
+        for route in ROUTES:
+            self._child(route, 200)
+        for code in CODES:
+            self._child("predict", code)
+
+    def answered(self, route: str, code: int, seconds: float) -> None:
+        """Count one reply."""
+        self._child(route, code).inc()
+        self._duration.observe_one(route, seconds)
+
+    def rejected(self, reason: str) -> None:
+        """Count a request that got no prediction."""
+        self._reasons[reason].inc()
+
+    def _child(self, route: str, code: int) -> Any:
+        found = self._children.get((route, code))
+        if found is None:
+            found = self._children[route, code] = self._requests.labels(route, str(code))
+        return found
+
+
+class ModelMetrics:
+    """What concerns one model; `close` takes its series away again."""
+
+    def __init__(self, registry: CollectorRegistry, bundle: Bundle, rule: Rule, provider: str) -> None:
+        manifest = bundle.manifest
+        self._registry, self._collectors = registry, list[Collector]()
+        self.labels = {"model": manifest.name, "version": manifest.version}
+        self._classes = manifest.classes if len(manifest.classes) <= MAX_CLASS_LABELS else ["any"]
+        self._kept: list[tuple[dict[str, NDArray[Any]], Verdicts, list[tuple[int, float]]]] = []
+        self._rows_kept = 0
+        registry.register(self._keep(_Settler(self.settle)))  # first, so that it is asked first
+        self.queue_seconds = self._histogram(
+            "queue_duration_seconds", "From queueing to the start of the run.", SECONDS
+        )
+        self.decode_seconds = self._histogram("decode_duration_seconds", "Time to decode a request's images.", SECONDS)
+        self.inference_seconds = self._histogram("inference_duration_seconds", "Time of one run.", SECONDS)
+        self.batch_size = self._histogram("batch_size", "Images in one run.", SIZES)
+        self.p_value = self._histogram("p_value", "p-values of the default score; uniform in-distribution.", P_VALUES)
+        quantiles = manifest.reference.quantiles
+        self.total = self._histogram(
+            "total_uncertainty", "Entropy; buckets at reference quantiles.", _not_negative(quantiles["entropy"])
+        )
+        self.epistemic = self._histogram(
+            "epistemic_uncertainty",
+            "Mutual information; buckets at reference quantiles.",
+            _not_negative(quantiles["mutual_information"]),
+        )
+        self._reference(bundle.manifest, rule)
+        self._predictions = self._counter("predictions", "Predictions by class and flag.", "class", "ood")
+        self._ood = self._counter("ood", "Images flagged.").labels(**self.labels)
+        self._untrusted = self._counter("untrusted", "Predictions not to be trusted.").labels(**self.labels)
+        self._cells = [
+            [self._predictions.labels(**self.labels, **{"class": name, "ood": flag}) for flag in ("false", "true")]
+            for name in self._classes
+        ]
+        self.queue_depth = self._gauge("queue_depth", "Images waiting.")
+        self._gauge("ood_rate_bound", "99.9 % upper quantile of the false-alarm rate.").set(rule.flag.rate_bound)
+        self._gauge("ood_target_rate", "The false-alarm rate promised.").set(rule.flag.target_fpr)
+        self._gauge("calibration_images", "Images the promise rests on.").set(rule.flag.n)
+        self._gauge("model_info", "The model that is served.", digest=bundle.digest).set(1)
+        self._gauge("provider_info", "Where it runs.", provider=provider).set(1)
+
+    def observe(self, outputs: dict[str, NDArray[Any]], verdicts: Verdicts, runs: list[tuple[int, float]]) -> None:
+        """Count one batch, at the latest when somebody asks; `runs` are rows and seconds."""
+        self._kept.append((outputs, verdicts, runs))
+        self._rows_kept += len(verdicts.flags)
+        if self._rows_kept >= _ROWS_KEPT or len(self._kept) >= _BATCHES_KEPT:
+            self.settle()
+
+    def settle(self) -> None:
+        """Count what was kept: array operations cost the same for one row as for hundreds."""
+        if not self._kept:
+            return
+        kept, self._kept, self._rows_kept = self._kept, [], 0
+
+        def joined(name: str) -> NDArray[Any]:
+            return np.concatenate([outputs[name] for outputs, _, _ in kept])
+
+        runs = np.array([run for _, _, runs in kept for run in runs])
+        self.batch_size.observe(runs[:, 0])
+        self.inference_seconds.observe(runs[:, 1])
+        flags = np.concatenate([verdicts.flags for _, verdicts, _ in kept])
+        self.p_value.observe(np.concatenate([verdicts.p_values for _, verdicts, _ in kept]))
+        self.total.observe(joined("entropy"))
+        self.epistemic.observe(joined("mutual_information"))
+        classes = joined("prediction") if len(self._classes) > 1 else np.zeros(len(flags), np.int64)
+        pairs, counts = np.unique(2 * classes + flags, return_counts=True)
+        for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+            self._cells[pair // 2][pair % 2].inc(count)
+        self._ood.inc(int(flags.sum()))
+        accepts = [verdicts.accepts for _, verdicts, _ in kept if verdicts.accepts is not None]
+        if accepts:
+            self._untrusted.inc(int((~np.concatenate(accepts)).sum()))
+
+    def _reference(self, manifest: Manifest, rule: Rule) -> None:
+        """The calibration images in the same buckets, ties and rounding included: what live traffic should look like."""
+        scores = manifest.calibration.scores
+        for name, live, values in (
+            ("p_value", self.p_value, p_values(rule.calibration, rule.calibration)),
+            ("total_uncertainty", self.total, scores["entropy"]),
+            ("epistemic_uncertainty", self.epistemic, scores["mutual_information"]),
+        ):
+            self._histogram(f"{name}_reference", f"{name} of the calibration images.", live.bounds).observe(values)
+
+    def close(self) -> None:
+        """Unregister everything of this model."""
+        for collector in self._collectors:
+            self._registry.unregister(collector)
+
+    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> BatchHistogram:
+        collector = BatchHistogram(f"qualms_{name}", text, self.labels, bounds)
+        self._registry.register(collector)
+        self._collectors.append(collector)
+        return collector
+
+    def _gauge(self, name: str, text: str, **labels: str) -> Gauge:
+        names = {**self.labels, **labels}
+        return self._keep(Gauge(f"qualms_{name}", text, list(names), registry=self._registry)).labels(**names)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return self._keep(Counter(f"qualms_{name}", text, [*self.labels, *labels], registry=self._registry))
+
+    def _keep(self, collector: M) -> M:
+        self._collectors.append(collector)
+        return collector
+
+
+def _not_negative(bounds: Sequence[float]) -> list[float]:
+    """Rounding may put a quantile of an entropy below 0, and a histogram with such a bucket has no sum or count."""
+    return [max(0.0, bound) for bound in bounds]

@@ -1,0 +1,1 @@
+"""The HTTP service: protocol, lifecycle, routes, and the handler of `POST /predict`."""

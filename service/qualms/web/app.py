@@ -1,0 +1,180 @@
+"""The application: raw endpoints for predictions, ordinary routes for everything else."""
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from qualms.bundle.embedded import resolve
+from qualms.bundle.file import Bundle, open_bundle
+from qualms.errors import QualmsError
+from qualms.images.preprocess import warm_up
+from qualms.inference.cpu import available_cores
+from qualms.inference.engine import Engine
+from qualms.settings import Settings
+from qualms.telemetry.logs import access
+from qualms.telemetry.metrics import ServiceMetrics
+from qualms.web.openapi import describe
+from qualms.web.predict import PredictEndpoint
+from qualms.web.problems import Problem, from_error, send_problem
+from qualms.web.protocol import Exchange
+from qualms.web.request_ids import request_id_from
+from qualms.web.routes import add_routes, route_name
+from qualms.web.served_model import ServedModel
+from qualms.web.shortcut import Shortcut
+from qualms.web.state import ServiceState
+
+_log = logging.getLogger("qualms")
+
+
+def create_app(
+    settings: Settings,
+    *,
+    registry: CollectorRegistry | None = None,
+    state: ServiceState | None = None,
+    on_failure: Callable[[Exception], None] | None = None,
+) -> FastAPI:
+    """The service for one model; loading begins when the server starts, and readiness says when it is done.
+
+    `on_failure` hears of a model that cannot be loaded.
+    """
+    registry = registry or CollectorRegistry()
+    state = state or ServiceState()
+    metrics = ServiceMetrics(registry)
+    decode_threads = settings.decode_threads or available_cores()
+    pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="qualms-decode")
+    bundle = open_bundle(resolve(settings.model))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        loading = asyncio.create_task(_load(bundle, settings, decode_threads, state, registry, on_failure))
+        yield
+        await loading
+        if state.model is not None:
+            await state.model.batcher.stop()
+        pool.shutdown(cancel_futures=True)
+
+    app = _Application(title="Qualms", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+    add_routes(app, state, registry)
+    describe(app)
+    predict = PredictEndpoint(settings, state, metrics, pool)
+    app.edge, app.shortcut = _Edge(app.framework, predict, metrics, state), Shortcut(settings, state, predict)
+    return app
+
+
+class _Application(FastAPI):
+    """FastAPI behind our edge: as a middleware it would sit within the framework's own, which cost every request."""
+
+    edge: "_Edge"
+    shortcut: Callable[[Exchange], bool]
+    """see `qualms.web.protocol`"""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Handle one connection."""
+        await self.edge(scope, receive, send)
+
+    async def framework(self, scope: Any, receive: Any, send: Any) -> None:
+        """What FastAPI would have done."""
+        await super().__call__(scope, receive, send)
+
+
+async def _load(
+    bundle: Bundle,
+    settings: Settings,
+    decode_threads: int,
+    state: ServiceState,
+    registry: CollectorRegistry,
+    on_failure: Callable[[Exception], None] | None,
+) -> None:
+    started = time.monotonic()
+    try:
+        warm_up()
+        engine = await asyncio.to_thread(
+            Engine, bundle, settings.device, settings.threads, settings.max_batch, settings.longest_run_seconds
+        )
+        model = ServedModel(bundle, engine, registry, state, decode_threads)
+    except Exception as error:
+        expected = isinstance(error, QualmsError)
+        state.failure = str(error) if expected else "The model could not be loaded; the log says why."
+        _log.critical(state.failure, exc_info=None if expected else error)
+        if on_failure:
+            on_failure(error)
+        return
+    model.batcher.start()
+    state.model = model
+    _spare_the_collector()
+    _log.info(
+        "ready",
+        extra={
+            "model": bundle.manifest.name,
+            "digest": bundle.digest,
+            "provider": engine.provider,
+            "seconds": round(time.monotonic() - started, 3),
+        },
+    )
+
+
+def _spare_the_collector() -> None:
+    """Leave what was loaded out of garbage collection, and let it come rarely: requests leave no cycles behind.
+
+    With hundreds of requests in progress it would otherwise take a tenth of the time, looking at all of them.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 50)
+
+
+class _Edge:
+    """The outermost layer, pure ASGI: predictions leave here; all else is counted, named and guarded."""
+
+    def __init__(self, app: Any, predict: PredictEndpoint, metrics: ServiceMetrics, state: ServiceState) -> None:
+        self._app, self._predict, self._metrics, self._state = app, predict, metrics, state
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif scope["path"] == "/predict" and scope["method"] == "POST":
+            await self._predict(scope, receive, send)
+        else:
+            await self._other(scope, receive, send)
+
+    async def _other(self, scope: Any, receive: Any, send: Any) -> None:
+        started, code, begun = time.monotonic(), 500, False
+        request_id = request_id_from(dict(scope["headers"]))
+        scope.setdefault("state", {})["request_id"] = request_id
+        # A route that has GET has HEAD (RFC 9110, 9.3.2); the server, whose scope this is not, leaves the body out.
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+
+        async def named(message: Any) -> None:
+            nonlocal code, begun
+            if message["type"] == "http.response.start":
+                code, begun = message["status"], True
+                extra = [(b"x-request-id", request_id.encode()), *self._state.closing_headers]
+                message = {**message, "headers": [*message["headers"], *extra]}
+            await send(message)
+
+        problem = None
+        if scope["path"] == "/predict":
+            problem = Problem.wrong_method(scope["method"], "POST")
+        else:
+            try:
+                await self._app(asked, receive, named)
+            except Exception as error:
+                _log.exception("a route failed", extra={"request_id": request_id})
+                problem = None if begun else from_error(error)
+        if problem is not None:
+            code = problem.status
+            await send_problem(send, problem, request_id, self._state.closing_headers)
+        route, seconds = route_name(scope["path"]), time.monotonic() - started
+        self._metrics.answered(route, code, seconds)
+        if route not in ("health", "metrics"):  # probes and scrapes would bury the rest
+            access(
+                _log, request_id=request_id, method=scope["method"], route=route, status=code, duration_ms=1e3 * seconds
+            )

@@ -1,0 +1,143 @@
+"""The ordinary routes: models, health, metrics and documentation."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
+
+from qualms.telemetry.metrics import OPEN_METRICS, expose
+from qualms.web.openapi import problem
+from qualms.web.problems import MEDIA_TYPE, Problem, from_error, shown
+from qualms.web.schemas import ModelList, ModelReply, Status
+from qualms.web.served_model import ServedModel
+from qualms.web.state import ServiceState
+
+_ROUTES = {"/predict": "predict", "/metrics": "metrics", "/docs": "docs", "/openapi.json": "docs"}
+_HEALTH = ("/livez", "/readyz", "/healthz")
+
+
+def route_name(path: str) -> str:
+    """The low-cardinality name of a path, for metrics."""
+    if path in _HEALTH:
+        return "health"
+    if path == "/models" or path.startswith("/models/"):
+        return "models"
+    return _ROUTES.get(path, "docs" if path.startswith("/docs/") else "other")
+
+
+def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -> None:
+    """Register everything that is not on the hot path."""
+
+    not_ready: dict[int | str, dict[str, Any]] = {503: problem("Loading or stopping.")}
+    unknown: dict[int | str, dict[str, Any]] = {404: problem("No such model.")}
+    exposition: dict[int | str, dict[str, Any]] = {200: {"content": {OPEN_METRICS: {"schema": {"type": "string"}}}}}
+
+    @app.get("/livez", tags=["health"], summary="Is the process alive?", response_model=Status)
+    @app.get("/healthz", tags=["health"], include_in_schema=False)
+    async def livez() -> Response:
+        return _json({"status": "alive"})
+
+    @app.get("/readyz", tags=["health"], summary="May traffic come?", response_model=Status, responses=not_ready)
+    async def readyz() -> Response:
+        why = state.why_not_ready
+        if why is not None:
+            raise Problem.unavailable(why)
+        assert state.model is not None
+        return _json({"status": "ready", "provider": state.model.engine.provider})
+
+    @app.get("/models", tags=["models"], summary="The models being served.", response_model=ModelList)
+    async def models() -> Response:
+        return _json({"models": [] if state.model is None else [_summary(state.model)]})
+
+    @app.get(
+        "/models/{name}",
+        tags=["models"],
+        summary="One model and its manifest.",
+        response_model=ModelReply,
+        responses=unknown,
+    )
+    async def model(name: str) -> Response:
+        if state.model is None or state.model.bundle.manifest.name != name:
+            raise Problem.not_found(f"There is no model {shown(name)} here.")
+        manifest = state.model.bundle.manifest
+        document = manifest.model_dump(mode="json", exclude={"golden": True, "calibration": {"scores", "trust"}})
+        return _json({**_summary(state.model), "manifest": document})
+
+    @app.get(
+        "/metrics",
+        tags=["health"],
+        summary="Prometheus metrics.",
+        response_class=PlainTextResponse,
+        responses=exposition,
+    )
+    async def metrics(request: Request) -> Response:
+        body, content_type = expose(registry, request.headers.get("accept", ""))
+        return Response(body, media_type=None, headers={"content-type": content_type})
+
+    @app.exception_handler(HTTPException)
+    async def framework_error(request: Request, error: HTTPException) -> Response:
+        return _refusal(request, _framework_problem(request, error), error.headers)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        return _refusal(request, from_error(error), None)
+
+    @app.exception_handler(Problem)
+    async def own_error(request: Request, found: Problem) -> Response:
+        return _refusal(request, found, found.headers)
+
+
+def _summary(model: ServedModel) -> dict[str, Any]:
+    """What an application needs to know of a model."""
+    manifest = model.bundle.manifest
+    rule = model.decider.rule()
+    operating: dict[str, Any] = {
+        "ood": {
+            "score": rule.flag.score,
+            "threshold": rule.flag.threshold,
+            "target_fpr": rule.flag.target_fpr,
+            "guarantee": rule.flag.guarantee,
+            "rate_bound": rule.flag.rate_bound,
+        },
+        "trust": {
+            "score": rule.trust_score,
+            "threshold": None if rule.trust is None else rule.trust.threshold,
+            "target_risk": rule.target_risk,
+            "refusal": rule.refusal,
+        },
+    }
+    return {
+        "name": manifest.name,
+        "version": manifest.version,
+        "digest": model.bundle.digest,
+        "classes": manifest.classes,
+        "input": manifest.input.model_dump(),
+        "prediction": manifest.prediction,
+        "operating": operating,
+        "calibration": {"n": manifest.calibration.n, "data": manifest.calibration.data},
+        "provider": model.engine.provider,
+        "max_batch": model.engine.max_batch,
+        "cost_seconds": dict(zip(map(str, model.engine.cost.sizes), model.engine.cost.seconds, strict=True)),
+    }
+
+
+def _framework_problem(request: Request, error: HTTPException) -> Problem:
+    """Starlette's bare "Not Found" as a sentence."""
+    if error.status_code == 404:
+        return Problem.not_found(f"There is nothing at {shown(request.url.path)}.")
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "GET")
+        return Problem.wrong_method(request.method, allowed.replace("GET", "GET, HEAD"))
+    return Problem.from_status(error.status_code, str(error.detail))
+
+
+def _refusal(request: Request, found: Problem, headers: Mapping[str, str] | None) -> Response:
+    return Response(found.body(request.state.request_id), found.status, headers, MEDIA_TYPE)
+
+
+def _json(value: Any) -> Response:
+    return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")

@@ -1,0 +1,48 @@
+"""One model being served: its file, its engine, its queue, its rules and its metrics."""
+
+from prometheus_client import CollectorRegistry
+
+from qualms.bundle.file import Bundle
+from qualms.decisions.verdicts import Decider
+from qualms.inference.batcher import Batcher
+from qualms.inference.engine import Engine
+from qualms.inference.jobs import Answer, Batch
+from qualms.telemetry.metrics import ModelMetrics
+from qualms.web.parameters import NOTHING_ASKED
+from qualms.web.reply import ReplyWriter
+from qualms.web.state import ServiceState
+
+
+class ServedModel:
+    """Everything a request to one model needs; `start` it on the event loop."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        engine: Engine,
+        registry: CollectorRegistry,
+        state: ServiceState,
+        decode_threads: int = 1,
+    ) -> None:
+        self.bundle = bundle
+        self.engine = engine
+        self.decider = Decider(bundle.manifest)
+        self.writer = ReplyWriter(bundle, self.decider, engine.outputs)
+        self.metrics = ModelMetrics(registry, bundle, self.decider.rule(NOTHING_ASKED), engine.provider)
+        self.batcher = Batcher(
+            engine,
+            on_batch=self._count,
+            decode_threads=decode_threads,
+            in_progress=state.in_progress,
+            connections=lambda: state.connections(),  # noqa: PLW0108  the server sets it later
+        )
+        self.metrics.queue_depth.set_function(lambda: self.batcher.depth)
+
+    def count_answer(self, answer: Answer, decode_seconds: float) -> None:
+        """Count what one request waited for."""
+        self.metrics.queue_seconds.observe_one(answer.waited)
+        self.metrics.decode_seconds.observe_one(decode_seconds)
+
+    def _count(self, batch: Batch) -> None:
+        _, verdicts = self.writer.verdicts(batch, NOTHING_ASKED)
+        self.metrics.observe(self.writer.outputs(batch), verdicts, batch.runs)

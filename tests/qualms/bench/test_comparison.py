@@ -1,0 +1,423 @@
+"""The benchmark measures what it says and leaves nothing behind; its figures are for a person to read."""
+
+import asyncio
+import io
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from PIL import Image
+from rich.console import Console
+from typer.testing import CliRunner
+
+from qualms import cli
+from qualms.bench import comparison as run
+from qualms.bench import plain_server as plain
+from qualms.bench import processes
+from qualms.bench.closed_loop import drive
+from qualms.bench.load import Load, OwnClient, Wrk, best_generator, median, parse_wrk
+from qualms.bench.machine_limit import LimitMeter
+from qualms.bench.processes import BenchError, choose_cores, pinned, server
+from qualms.bench.report import Row, show
+from qualms.bench.sample_images import draw
+from qualms.bundle.file import open_bundle
+from qualms.decisions.verdicts import Decider
+from qualms.errors import BundleError
+from qualms.images.input_spec import InputSpec
+from qualms.images.preprocess import preprocess
+from qualms.inference.engine import Engine
+from qualms.inference.jobs import Answer, Batch
+from qualms.web.parameters import NOTHING_ASKED
+from qualms.web.reply import ReplyWriter
+
+linux = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes can be pinned on Linux only")
+
+WRK_GOOD = """\
+Running 1s test @ http://127.0.0.1:8000/predict
+  1 threads and 8 connections
+  Thread Stats   Avg      Stdev     Max   +/- Stdev
+    Latency     4.11ms    1.02ms  11.20ms   78.93%
+    Req/Sec     1.94k   118.09     2.11k    70.00%
+  1941 requests in 1.01s, 1.93MB read
+Requests/sec:   1922.52
+Transfer/sec:      1.91MB
+{"requests": 1941, "refused": 0, "broken": 0, "microseconds": 1009613, "p50": 4034, "p99": 7215}
+"""
+WRK_ERRORS = """\
+Running 2s test @ http://127.0.0.1:8000/predict
+  1 threads and 64 connections
+  500 requests in 2.00s, 340.90KB read
+  Socket errors: connect 0, read 3, write 1, timeout 2
+  Non-2xx or 3xx responses: 100
+{"requests": 500, "refused": 100, "broken": 6, "microseconds": 2000000, "p50": 1000, "p99": 2000}
+"""
+
+
+class Stub(ThreadingHTTPServer):
+    """A server that remembers what it was sent, and answers as it is told."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, statuses: list[int]) -> None:
+        super().__init__((processes.HOST, 0), StubHandler)
+        self.statuses = statuses
+        self.bodies: list[bytes] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://{processes.HOST}:{self.server_port}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients may leave in the middle, as ours do when their time is over."""
+
+
+class StubHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Stub
+
+    def do_POST(self) -> None:
+        self.server.bodies.append(self.rfile.read(int(self.headers["content-length"])))
+        status = self.server.statuses[(len(self.server.bodies) - 1) % len(self.server.statuses)]
+        self._answer(status, b"" if status == 200 else b"no")
+
+    def do_GET(self) -> None:
+        self._answer(200, b'{"models": []}')
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Server-Timing", "queue;dur=1.5, decode;dur=0.250")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        pass
+
+
+@pytest.fixture
+def stub() -> Iterator[Callable[[list[int]], Stub]]:
+    """Statuses → a server that gives them in turn."""
+    started: list[Stub] = []
+
+    def start(statuses: list[int]) -> Stub:
+        started.append(Stub(statuses))
+        threading.Thread(target=started[-1].serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.shutdown()
+        one.server_close()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """Every process that the benchmark starts."""
+    found: list[subprocess.Popen[bytes]] = []
+
+    class Recorded(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            found.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    return found
+
+
+def printed() -> Console:
+    return Console(file=io.StringIO(), width=80)
+
+
+def text_of(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+# The whole
+
+
+def test_a_small_run_measures_everybody_and_ends_what_it_started(
+    bundle_file: Path, started: list[subprocess.Popen[bytes]]
+) -> None:
+    console = printed()
+    rows = run.bench(
+        str(bundle_file),
+        seconds=0.3,
+        rounds=1,
+        concurrencies=(4, 1),
+        profile=True,
+        generator=OwnClient(),
+        console=console,
+    )
+    assert [row.concurrency for row in rows] == [1, 4]
+    assert all(row.limit and row.plain and row.ours.errors == row.plain.errors == 0 for row in rows)
+    text = text_of(console)
+    for words in (
+        "the client of this program",
+        "of the limit",
+        "the plain server's",
+        "images a run",
+        "What a reply costs",
+    ):
+        assert words in text
+    assert len(started) == 2
+    assert all(process.returncode is not None for process in started)
+
+
+def test_a_running_service_is_measured_where_it_is(bundle_file: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    options: dict[str, Any] = {"seconds": 0.2, "rounds": 1, "concurrencies": [2], "generator": OwnClient()}
+    with server(lambda port: ["qualms", "serve", str(bundle_file), "--port", str(port)], None) as url:
+        (alone,) = run.bench(url, console=printed(), **options)
+        assert len(started) == 1
+        (compared,) = run.bench(f"{url}/", bundle=str(bundle_file), console=printed(), **options)
+        assert len(started) == 2
+    assert (alone.limit, alone.plain) == (None, None)
+    assert compared.limit
+    assert compared.plain
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [lambda: signal.raise_signal(signal.SIGINT), lambda: signal.raise_signal(signal.SIGTERM), lambda: 1 / 0],
+    ids=["Ctrl-C", "SIGTERM", "error"],
+)
+def test_servers_end_however_the_benchmark_does(
+    bundle_file: Path, started: list[subprocess.Popen[bytes]], leave: Callable[[], object]
+) -> None:
+    class Leaving(OwnClient):
+        def __call__(self, url: str, bodies: list[bytes], seconds: float, concurrency: int) -> Load:
+            leave()
+            return super().__call__(url, bodies, seconds, concurrency)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises((KeyboardInterrupt, SystemExit, ZeroDivisionError)):
+        run.bench(str(bundle_file), seconds=0.1, concurrencies=[1], generator=Leaving(), console=printed())
+    assert len(started) == 2
+    assert all(process.returncode is not None for process in started)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_command_hands_over_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(run, "bench", lambda target, **options: given.update(options, target=target))
+    arguments = ["bench", "mnist", "--seconds", "2", "--concurrency", "4", "--concurrency", "16", "--profile"]
+    assert CliRunner().invoke(cli.app, arguments).exit_code == 0
+    assert given == {
+        "target": "mnist",
+        "bundle": None,
+        "seconds": 2.0,
+        "rounds": 3,
+        "concurrencies": [4, 16],
+        "profile": True,
+    }
+
+
+# What cannot be measured
+
+
+@pytest.mark.parametrize("url", ["http://192.0.2.1:8000", "https://127.0.0.1:8000", "http://example.org", "http://"])
+def test_only_loopback_is_put_under_load(url: str) -> None:
+    with pytest.raises(BenchError, match="loopback"):
+        run.bench(url, console=printed())
+
+
+def test_a_url_without_a_service_is_said_so(stub: Callable[[list[int]], Stub]) -> None:
+    with pytest.raises(BenchError, match="does not answer"):
+        run.bench(f"http://127.0.0.1:{processes._free_port()}", console=printed())
+    with pytest.raises(BenchError, match="does not serve a model of ours"):
+        run.bench(stub([200]).url, console=printed())
+
+
+def test_a_bundle_that_is_not_the_one_served_is_refused(bundle_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_served", lambda url: (InputSpec(height=6, width=5), "f" * 64))
+    with pytest.raises(BenchError, match="serves the model ffffffffffffffff…, not"):
+        run.bench("http://localhost:1", bundle=str(bundle_file), console=printed())
+
+
+def test_a_bundle_of_its_own_needs_a_url(bundle_file: Path) -> None:
+    with pytest.raises(BenchError, match="give the URL"):
+        run.bench(str(bundle_file), bundle=str(bundle_file), console=printed())
+    with pytest.raises(BundleError, match=r"no file 'nothing\.onnx'"):
+        run.bench("nothing.onnx", console=printed())
+
+
+def test_a_server_that_does_not_start_says_why(started: list[subprocess.Popen[bytes]]) -> None:
+    with (
+        pytest.raises(BenchError, match=r"did not start: There is no file 'nothing\.onnx'"),
+        server(lambda port: ["qualms", "serve", "nothing.onnx", "--port", str(port)], None),
+    ):
+        pytest.fail("it started")
+    assert started[0].returncode == 2
+
+
+# The plain server and the limit
+
+
+def test_the_plain_server_says_what_the_service_says(bundle_file: Path) -> None:
+    bundle = open_bundle(bundle_file)
+    app = plain.create_app(bundle)
+    engine = Engine(bundle, threads=1, max_batch=1)
+    writer = ReplyWriter(bundle, Decider(bundle.manifest), engine.outputs)
+
+    async def ask(picture: bytes) -> Any:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://plain") as client:
+            assert (await client.get("/readyz")).json()["status"] == "ready"
+            return (await client.post("/predict", content=picture)).json()
+
+    for picture in draw(bundle.manifest.input, 3):
+        image = preprocess(picture, bundle.manifest.input)
+        batch = Batch(engine.run(image[None]), [(1, 0.0)], 0.0)
+        ours = orjson.loads(writer.write(Answer(batch, 0, 1, 0.0), NOTHING_ASKED, "x"))
+        theirs = asyncio.run(ask(picture))
+        expected, found = flat(ours), flat(theirs)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert found[name] == value or math.isclose(found[name], value, rel_tol=1e-6), name
+
+
+def flat(value: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of a reply by their paths, without what may differ: the request's id, and members that are null."""
+    if isinstance(value, dict):
+        parts = [flat(part, f"{path}.{name}") for name, part in value.items() if name != "request_id"]
+    elif isinstance(value, list):
+        parts = [flat(part, f"{path}.{place}") for place, part in enumerate(value)]
+    else:
+        return {} if value is None else {path: value}
+    return {name: leaf for part in parts for name, leaf in part.items()}
+
+
+def test_the_limit_works_in_batches_as_large_as_the_service_may_make(bundle_file: Path) -> None:
+    bundle = open_bundle(bundle_file)
+    meter = LimitMeter(bundle, draw(bundle.manifest.input, 3), max_batch=4)
+    assert [meter.measure(concurrency, 0.01).batch for concurrency in (1, 4, 64)] == [1, 4, 4]
+    limit = meter.measure(2, 0.01)
+    assert min(limit.decode, limit.inference, limit.encode) > 0
+    assert limit.images_per_second == pytest.approx(1 / (limit.decode + limit.inference + limit.encode))
+
+
+# Load
+
+
+def test_pictures_are_different_files_in_the_models_own_size_and_the_same_every_time() -> None:
+    spec = InputSpec(height=28, width=20, colour="L")
+    files = draw(spec)
+    assert len(set(files)) == len(files)
+    assert draw(spec) == files
+    for file in files:
+        with Image.open(io.BytesIO(file)) as image:
+            assert (image.format, image.mode, image.size) == ("PNG", "L", (20, 28))
+
+
+def test_what_wrk_prints_is_read() -> None:
+    assert parse_wrk(WRK_GOOD) == Load(1e6 * 1941 / 1009613, 0.004034, 0.007215, 0)
+    assert parse_wrk(WRK_ERRORS) == Load(200.0, 0.001, 0.002, 106)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("unable to connect to 127.0.0.1:1 Connection refused\n", "wrk failed: unable to connect"),
+        ("", "wrk failed: it said nothing"),
+        (WRK_ERRORS.replace('"refused": 100', '"refused": 500'), "Of 500 replies to wrk, none was good"),
+    ],
+)
+def test_a_failure_of_wrk_is_one_sentence(output: str, message: str) -> None:
+    with pytest.raises(BenchError, match=message):
+        parse_wrk(output)
+
+
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
+def test_wrk_sends_the_files_unharmed_and_counts_refusals(stub: Callable[[list[int]], Stub]) -> None:
+    generator, bodies = best_generator(), [bytes(range(256)), b'\\\r\n"]]\0']
+    assert isinstance(generator, Wrk)
+    to = stub([200, 200, 503])
+    load = generator(f"{to.url}/predict", bodies, 0.1, 2)
+    assert load.requests_per_second > 0
+    assert load.errors > 0
+    assert set(to.bodies) == set(bodies)
+
+
+def test_without_wrk_our_own_client_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert isinstance(best_generator(), OwnClient)
+
+
+def test_our_own_client_sends_the_files_in_turn_and_counts_refusals(stub: Callable[[list[int]], Stub]) -> None:
+    to, bodies = stub([200, 200, 503]), [b"one", b"two", b"three"]
+    replies = drive(f"{to.url}/predict", bodies, 0.2, 1)
+    sent = len(replies.latencies) + replies.errors
+    assert to.bodies[:sent] == [bodies[place % 3] for place in range(sent)]
+    assert len(replies.latencies) == pytest.approx(2 * replies.errors, abs=2)
+    assert replies.timing(0) == {"queue": 0.0015, "decode": 0.00025}
+    load = OwnClient()(f"{to.url}/predict", bodies, 0.2, 2)
+    assert 0 < load.p50 <= load.p99
+
+
+def test_our_own_client_raises_where_nobody_answers_well(stub: Callable[[list[int]], Stub]) -> None:
+    for url in (stub([500]).url, f"http://127.0.0.1:{processes._free_port()}"):
+        with pytest.raises(BenchError, match="no good reply"):
+            drive(f"{url}/predict", [b"x"], 0.1, 2)
+
+
+# Figures
+
+
+def test_medians_are_taken_figure_by_figure_and_errors_add_up() -> None:
+    loads = [Load(10, 3, 9, 1), Load(30, 1, 7, 0), Load(20, 2, 8, 2)]
+    assert median(loads) == Load(20, 2, 8, 3)
+
+
+def test_ratios_are_of_limit_and_of_plain(bundle_file: Path) -> None:
+    bundle = open_bundle(bundle_file)
+    limit = LimitMeter(bundle, draw(bundle.manifest.input, 1)).measure(1, 0.01)
+    row = Row(1, Load(100, 0.002, 0.003, 0), Load(50, 0.004, 0.005, 0), limit)
+    assert row.of_limit == pytest.approx(100 / limit.images_per_second)
+    assert (row.of_plain, row.p50_of_plain) == (2, 0.5)
+    console = printed()
+    show([row], console)
+    assert "At concurrency 1: p50 is 0.50 of the plain server's." in text_of(console)
+    assert max(map(len, text_of(console).splitlines())) <= 80
+
+
+# Cores
+
+
+@pytest.mark.parametrize(
+    ("available", "siblings", "chosen"),
+    [
+        ([], {}, (None, None)),
+        ([3], {3}, (3, 3)),
+        ([2, 5], {2}, (2, 5)),
+        ([0, 1, 2, 3], {0, 1}, (0, 2)),
+        ([0, 1], {0, 1}, (0, 1)),
+    ],
+)
+def test_server_and_load_share_a_core_only_where_they_must(
+    available: list[int], siblings: set[int], chosen: tuple[int | None, int | None]
+) -> None:
+    assert choose_cores(available, lambda core: siblings) == chosen
+
+
+@linux
+def test_what_is_started_while_pinned_stays_on_the_core() -> None:
+    before = os.sched_getaffinity(0)
+    core = max(before)
+    with pinned(core):
+        assert os.sched_getaffinity(0) == {core}
+        program = "import os; print(os.sched_getaffinity(0))"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout == f"{{{core}}}\n"
+    assert os.sched_getaffinity(0) == before

@@ -1,0 +1,162 @@
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qualms.bundle.container import MANIFEST_KEY, Container, pack, unpack
+from qualms.bundle.runtime import GraphRunner
+from qualms.errors import BundleError
+
+TEXT = '{"name": "tiny", "note": "größer als 127 Bytes"}' + " " * 300
+
+
+def with_metadata(model: onnx.ModelProto, entries: dict[str, str]) -> bytes:
+    """A model with metadata put there by the onnx package."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    onnx.helper.set_model_props(copy, entries)
+    return bytes(copy.SerializeToString())
+
+
+def metadata(data: bytes) -> dict[str, str]:
+    return {entry.key: entry.value for entry in onnx.load_from_string(data).metadata_props}
+
+
+# Packing
+
+
+@given(text=st.text('aé€𝄞\0\n"{}', max_size=200))
+def test_graph_and_manifest_survive_packing_exactly(graph: bytes, text: str) -> None:
+    assert unpack(pack(Container(graph, text))) == Container(graph, text)
+
+
+def test_a_graph_without_manifest_is_its_own_file(graph: bytes) -> None:
+    assert pack(Container(graph, None)) == graph
+    assert unpack(graph) == Container(graph, None)
+
+
+def test_the_onnx_package_reads_a_packed_file(model: onnx.ModelProto, graph: bytes) -> None:
+    packed = pack(Container(graph, TEXT))
+    loaded = onnx.load_from_string(packed)
+    onnx.checker.check_model(loaded)
+    assert loaded.graph == model.graph
+    assert metadata(packed) == {MANIFEST_KEY: TEXT}
+
+
+def test_onnx_runtime_loads_a_packed_file_and_sees_the_manifest(graph: bytes, runner: GraphRunner) -> None:
+    session = onnxruntime.InferenceSession(pack(Container(graph, TEXT)), providers=["CPUExecutionProvider"])
+    assert session.get_modelmeta().custom_metadata_map == {MANIFEST_KEY: TEXT}
+    image = np.full((1, 6, 5, 3), 90, np.uint8)
+    (alpha,) = session.run(["alpha"], {"image": image})
+    np.testing.assert_array_equal(alpha, runner(image)["alpha"])
+
+
+def test_replacing_a_manifest_leaves_the_graph_as_it_was(graph: bytes) -> None:
+    first = unpack(pack(Container(graph, "first")))
+    second = unpack(pack(first._replace(manifest="second, and longer")))
+    assert second == Container(graph, "second, and longer")
+
+
+def test_other_metadata_stays(model: onnx.ModelProto) -> None:
+    others = {"author": "somebody", "qualms.other": "", "": "no key"}
+    graph = with_metadata(model, others)
+    packed = pack(Container(graph, TEXT))
+    assert metadata(packed) == {**others, MANIFEST_KEY: TEXT}
+    assert unpack(packed) == Container(graph, TEXT)
+
+
+def test_a_manifest_is_found_wherever_another_tool_put_it(model: onnx.ModelProto) -> None:
+    before, after = {"a": "1"}, {"z": "2"}
+    found = unpack(with_metadata(model, {**before, MANIFEST_KEY: TEXT, **after}))
+    assert found.manifest == TEXT
+    assert found.graph == with_metadata(model, {**before, **after})
+
+
+def test_of_two_manifests_the_last_counts_as_in_onnx_runtime(graph: bytes) -> None:
+    doubled = pack(Container(pack(Container(graph, "first")), "second"))
+    session = onnxruntime.InferenceSession(doubled, providers=["CPUExecutionProvider"])
+    assert session.get_modelmeta().custom_metadata_map == {MANIFEST_KEY: "second"}
+    assert unpack(doubled) == Container(graph, "second")
+
+
+# Bytes that are not an ONNX model
+
+
+def test_a_file_cut_anywhere_is_refused_or_has_lost_its_manifest(graph: bytes) -> None:
+    packed = pack(Container(graph, TEXT))
+    survivors = []
+    for length in range(len(packed)):
+        try:
+            found = unpack(packed[:length])
+        except BundleError:
+            continue
+        survivors.append(length)
+        assert found == Container(packed[:length], None)
+    assert len(graph) in survivors
+    assert len(survivors) < 5  # between two fields of the model, nothing is missing that a parser could miss
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_a_container_or_a_bundle_error(data: bytes) -> None:
+    try:
+        found = unpack(data)
+    except BundleError:
+        return
+    assert pack(found) == data or found.manifest is not None
+
+
+@given(where=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255))
+def test_any_changed_byte_gives_a_container_or_a_bundle_error(graph: bytes, where: float, value: int) -> None:
+    packed = bytearray(pack(Container(graph, TEXT)))
+    packed[int(where * len(packed))] = value
+    try:
+        found = unpack(bytes(packed))
+    except BundleError:
+        return
+    assert found.manifest is not None or found.graph == packed
+
+
+CUT_SHORT = "The file is not an ONNX model: it is another kind of file, or was cut short."
+NOT_PROTOBUF = "The file is not an ONNX model: its bytes are not a protobuf message."
+NO_GRAPH = "The file is not an ONNX model: it holds no graph."
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", NO_GRAPH),
+        (b"\x08\x08", NO_GRAPH),  # an IR version alone
+        (b"\x38\x05", NO_GRAPH),  # field 7, but a number
+        (b"\x3a\x05abcd", CUT_SHORT),
+        (b"\x3a\x80", CUT_SHORT),
+        (b"\x3a", CUT_SHORT),
+        (b"\x3a\x00\x0d\x01\x02\x03", CUT_SHORT),  # four bytes expected
+        (b"\x3a\x00\x09\x01\x02\x03\x04\x05\x06\x07", CUT_SHORT),  # eight bytes expected
+        (b"\x3b", NOT_PROTOBUF),  # a group
+        (b"\x02\x00", NOT_PROTOBUF),  # field 0
+        (b"\xff" * 11, NOT_PROTOBUF),  # a number without end
+        (b"\x3a\x00\x72\x02\x0a\x05", CUT_SHORT),  # a metadata entry that is cut inside
+        (
+            b"\x3a\x00\x72\x14\x0a\x0fqualms.manifest\x12\x01\xff",
+            "The file is not an ONNX model: its manifest is not UTF-8 text.",
+        ),
+        (b"\x89PNG\r\n\x1a\n", CUT_SHORT),
+    ],
+)
+def test_what_is_no_model_is_refused_with_its_reason(data: bytes, message: str) -> None:
+    with pytest.raises(BundleError) as caught:
+        unpack(data)
+    assert str(caught.value) == message
+
+
+def test_the_error_names_what_was_read() -> None:
+    with pytest.raises(BundleError, match=r"^/some/where\.onnx is not an ONNX model: it holds no graph\.$"):
+        unpack(b"", "/some/where.onnx")
+
+
+def test_fixed_width_fields_are_stepped_over() -> None:
+    """No field of a model is of these kinds today; a later ONNX may add one."""
+    data = b"\xc1\x0c12345678" + b"\xcd\x0c1234" + b"\x3a\x00"
+    assert unpack(data) == Container(data, None)

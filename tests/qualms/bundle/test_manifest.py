@@ -1,0 +1,279 @@
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from qualms.bundle.manifest import SCHEMA_VERSION, Manifest, Operating, first_problem
+from qualms.errors import BundleError
+from qualms.images.input_spec import InputSpec
+
+Document = dict[str, Any]
+
+
+def array(*values: float, shape: list[int] | None = None) -> Document:
+    """An array as it stands in the JSON."""
+    raw = np.array(values, "<f4").tobytes()
+    return {
+        "shape": [len(values)] if shape is None else shape,
+        "float32": base64.b64encode(raw).decode(),
+    }
+
+
+def put(document: Document, path: str, value: Any) -> None:
+    """Set `a.b.c` of a document, or remove it with the value `...`."""
+    *parents, last = path.split(".")
+    for key in parents:
+        document = document[key]
+    if value is ...:
+        del document[last]
+    else:
+        document[last] = value
+
+
+def message(document: Document) -> str:
+    with pytest.raises(BundleError) as caught:
+        Manifest.from_json(json.dumps(document))
+    return str(caught.value)
+
+
+# Round trip
+
+
+def test_json_round_trip_is_exact(manifest: Manifest) -> None:
+    text = manifest.to_json()
+    again = Manifest.from_json(text)
+    assert again.to_json() == text
+    assert again.model_dump(exclude={"calibration", "golden"}) == manifest.model_dump(exclude={"calibration", "golden"})
+
+
+def test_arrays_survive_bit_for_bit(manifest: Manifest) -> None:
+    again = Manifest.from_json(manifest.to_json())
+    pairs = [
+        *((again.calibration.scores[name], values) for name, values in manifest.calibration.scores.items()),
+        *((again.golden.outputs[name], values) for name, values in manifest.golden.outputs.items()),
+        (again.calibration.trust.levels, manifest.calibration.trust.levels),
+        (again.calibration.trust.thresholds, manifest.calibration.trust.thresholds),
+    ]
+    assert len(pairs) == 8 + 12 + 2
+    for found, expected in pairs:
+        assert found.dtype == expected.dtype == np.float32
+        assert found.shape == expected.shape
+        assert found.tobytes() == expected.tobytes()
+
+
+def test_awkward_floats_survive(manifest: Manifest) -> None:
+    odd = [5e-324, 0.1, 1 / 3, 1.7976931348623157e308]
+    reference = manifest.reference.model_copy(update={"levels": odd, "quantiles": dict.fromkeys(manifest.scores, odd)})
+    again = Manifest.from_json(manifest.model_copy(update={"reference": reference}).to_json())
+    assert again.reference == reference
+
+
+def test_the_evaluation_may_be_missing(document: Document) -> None:
+    del document["evaluation"]
+    assert Manifest.from_json(json.dumps(document)).evaluation is None
+
+
+def test_a_manifest_cannot_be_changed(manifest: Manifest) -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        manifest.name = "other"  # type: ignore[misc]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        # fields
+        ("surprise", 1, "surprise: this field is unknown"),
+        ("calibration.trust.surprise", 1, "calibration.trust.surprise: this field is unknown"),
+        ("input.mean", [0.5], "input.mean: this field is unknown"),
+        ("scores.entropy.weight", 1, "scores.entropy.weight: this field is unknown"),
+        ("golden", ..., "golden: Field required"),
+        ("schema_version", 0, "schema_version: Input should be 1"),
+        ("schema_version", "2", "schema_version: Input should be 1"),
+        ("name", "Tiny Model", "name: String should match pattern"),
+        ("name", "tiny\n", "name: String should match pattern"),
+        ("name", "-tiny", "name: String should match pattern"),
+        ("name", "t" * 65, "name: String should match pattern"),
+        ("version", "", "version: String should match pattern"),
+        ("graph_sha256", "0" * 63, "graph_sha256: String should match pattern"),
+        ("calibration.data_sha256", "A" * 64, "calibration.data_sha256: String should match pattern"),
+        ("golden.input_sha256", "g" * 64, "golden.input_sha256: String should match pattern"),
+        ("prediction", "both", "prediction: Input should be 'base' or 'meta'"),
+        ("scores.entropy.direction", "up", "scores.entropy.direction: Input should be 'higher' or 'lower'"),
+        ("scores.entropy.kind", "mixed", "scores.entropy.kind: Input should be 'total', 'epistemic' or"),
+        ("operating.target_fpr", 0, "operating.target_fpr: Input should be greater than 0"),
+        ("operating.target_risk", 1, "operating.target_risk: Input should be less than 1"),
+        ("operating.guarantee", "perhaps", "operating.guarantee: Input should be 'confident' or 'marginal'"),
+        ("calibration.n", 0, "calibration.n: Input should be greater than 0"),
+        ("calibration.n", "many", "calibration.n: Input should be a valid integer"),
+        ("calibration", [], "calibration: Input should be a valid dictionary"),
+        ("golden.count", 65, "golden.count: Input should be less than or equal to 64"),
+        ("golden.outputs", {}, "golden.outputs: Dictionary should have at least 1 item"),
+        ("evaluation.accuracy", float("nan"), "evaluation.accuracy: Input should be a finite number"),
+        ("reference.class_shares", [float("inf"), 0, 0], "reference.class_shares.0: Input should be a finite"),
+        ("input.height", 4097, "input.height: Input should be less than or equal to 4096"),
+        ("input.width", 0, "input.width: Input should be greater than 0"),
+        ("input.colour", "CMYK", "input.colour: Input should be 'RGB' or 'L'"),
+        # arrays
+        ("golden.outputs.alpha", [1.0], "golden.outputs.alpha: expected an object with the keys shape"),
+        ("golden.outputs.alpha", array(np.inf), "golden.outputs.alpha: the array holds values that are not"),
+        # what must fit together
+        ("calibration.trust.errors", [0], "calibration.trust: levels, thresholds, accepted and errors must"),
+        ("calibration.trust.levels", array(1), "calibration.trust: levels, thresholds, accepted and errors"),
+        ("calibration.trust.levels", array(1, shape=[]), "calibration.trust: levels, thresholds, accepted"),
+        ("calibration.scores.entropy", array(1, 2), "calibration: the calibration scores of entropy must be 400"),
+        ("calibration.n", 399, "calibration: the calibration scores of entropy must be 399 ascending values"),
+        ("reference.levels", [], "reference.levels: List should have at least 1 item"),
+        ("reference.levels", [0.5], "reference: the quantiles of entropy must be 1 values, one a level"),
+        ("reference.levels", [0.5, 0.1], "reference: levels must be ascending"),
+        ("classes", ["bee"], "classes: List should have at least 2 items"),
+        ("classes", ["bee", "crab", "bee"], "the document: class names must differ from each other"),
+        ("classes", ["bee", "crab"], "the document: reference.class_shares must have one value a class"),
+        ("calibration.scores.entropy", ..., "the document: the scores entropy are not calibrated"),
+        ("calibration.scores.rumour", array(*[0.5] * 400), "the document: the calibrated scores rumour are not among"),
+        ("scores.entropy", ..., "the document: the scores lack entropy, which every model has"),
+        ("reference.quantiles.entropy", ..., "the document: the scores entropy have no reference quantiles"),
+        ("operating.score", "density", "the document: the operating score density is not among the scores"),
+        ("operating.trust_score", "density", "the document: the operating score density is not among"),
+        ("golden.outputs.alpha", array(*[1] * 24), "the document: golden.outputs.alpha must have the shape [8, 3]"),
+        ("golden.outputs.entropy", array(1, shape=[]), "the document: golden.outputs.entropy must have the shape [8]"),
+        ("golden.count", 7, "the document: golden.outputs.base_probabilities must have the shape [7, 3]"),
+    ],
+)
+def test_what_is_wrong_is_named(document: Document, path: str, value: Any, problem: str) -> None:
+    put(document, path, value)
+    found = message(document)
+    assert found.startswith(f"The file has a damaged manifest: {problem}")
+    assert found.endswith(".")
+    assert "\n" not in found
+
+
+def test_scores_must_ascend(document: Document, manifest: Manifest) -> None:
+    values = manifest.calibration.scores["entropy"].tolist()
+    values[7], values[8] = values[8], values[7]
+    put(document, "calibration.scores.entropy", array(*values))
+    assert "the calibration scores of entropy must be 400 ascending values" in message(document)
+
+
+@pytest.mark.parametrize("classes", [["bee", "crab"], ["ant", "bee", "crab", "dove"]])
+def test_classes_that_are_not_as_many_as_the_graph_tells_apart_are_refused(
+    document: Document, classes: list[str]
+) -> None:
+    document["classes"] = classes
+    document["reference"]["class_shares"] = [1 / len(classes)] * len(classes)
+    for vector in ("base_probabilities", "probabilities"):
+        del document["golden"]["outputs"][vector]
+    assert message(document) == (
+        f"The file has a damaged manifest: the document: golden.outputs.alpha must have the shape [8, {len(classes)}] "
+        f"for 8 images and {len(classes)} classes, not [8, 3]."
+    )
+
+
+def test_a_vector_is_no_score(document: Document, manifest: Manifest) -> None:
+    document["scores"]["alpha"] = {"direction": "lower", "kind": "epistemic"}
+    document["calibration"]["scores"]["alpha"] = document["calibration"]["scores"]["entropy"]
+    document["reference"]["quantiles"]["alpha"] = manifest.reference.quantiles["entropy"]
+    assert "golden.outputs.alpha must have the shape [8] " in message(document)
+
+
+def test_a_base_may_know_other_classes_only_where_the_meta_model_predicts(document: Document) -> None:
+    document["golden"]["outputs"]["base_probabilities"] = array(*[0.2] * 40, shape=[8, 5])
+    assert "golden.outputs.base_probabilities must have the shape [8, 3]" in message(document)
+    document["prediction"] = "meta"
+    assert Manifest.from_json(json.dumps(document)).prediction == "meta"
+
+
+def test_equal_scores_count_as_ascending(document: Document) -> None:
+    put(document, "calibration.scores.entropy", array(*[0.5] * 400))
+    Manifest.from_json(json.dumps(document))
+
+
+def trust(**parts: Any) -> Document:
+    fitting = {"levels": array(0.5, 1), "thresholds": array(0.1, 0.1), "accepted": [7, 9], "errors": [0, 9]}
+    return {**fitting, **parts}
+
+
+@pytest.mark.parametrize(
+    ("part", "problem"),
+    [
+        ({"levels": array(1, 0.5)}, "levels and thresholds must be ascending"),
+        ({"thresholds": array(0.2, 0.1)}, "levels and thresholds must be ascending"),
+        ({"errors": [0, 10]}, "errors must lie between 0 and accepted"),
+        ({"errors": [-1, 0]}, "errors must lie between 0 and accepted"),
+        ({"accepted": [7, 401]}, "trust.accepted must be at most n, 400"),
+        ({"levels": array(0.5, 1, shape=[2, 1])}, "must have one length"),
+        (
+            {"levels": array(), "thresholds": array(), "accepted": [], "errors": []},
+            "must have one length, at least 1",
+        ),
+    ],
+)
+def test_trust_evidence_that_cannot_be_is_refused(document: Document, part: Document, problem: str) -> None:
+    document["calibration"]["trust"] = trust()
+    Manifest.from_json(json.dumps(document))
+    document["calibration"]["trust"] = trust(**part)
+    assert problem in message(document)
+
+
+# Text that is no manifest of ours
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "it is not JSON (Expecting value: line 1 column 1 (char 0))"),
+        ('{"name": "tiny"', "it is not JSON ("),
+        ("[" * 100_000, "it is not JSON ("),
+        ("9" * 5_000, "it is not JSON ("),
+        ("[]", "it is not a JSON object"),
+        ("null", "it is not a JSON object"),
+        ("{}", "name: Field required"),
+    ],
+)
+def test_text_that_is_no_manifest_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(BundleError) as caught:
+        Manifest.from_json(text)
+    assert str(caught.value).startswith(f"The file has a damaged manifest: {problem}")
+    assert str(caught.value).endswith(".")
+
+
+def test_a_newer_version_says_to_update_whatever_else_it_holds(document: Document) -> None:
+    document |= {"schema_version": SCHEMA_VERSION + 1, "something": "new"}
+    assert message(document) == (
+        "The file has a manifest of schema version 2, and this program reads up to 1: update qualms to open it."
+    )
+
+
+def test_the_error_names_what_was_read() -> None:
+    with pytest.raises(BundleError, match=r"^/some/where\.onnx has a damaged manifest: name: Field required\.$"):
+        Manifest.from_json("{}", "/some/where.onnx")
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: Operating.model_validate({"fpr": 0.1}), "fpr: this field is unknown"),
+        (lambda: Operating.model_validate(3), "the document: Input should be a valid dictionary or instance of"),
+        (lambda: InputSpec(height=-1, width=-1), "height: Input should be greater than 0"),
+    ],
+)
+def test_the_first_problem_names_its_field(make: Callable[[], object], problem: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        make()
+    assert first_problem(caught.value).startswith(problem)
+
+
+# Input
+
+
+@pytest.mark.parametrize(("colour", "channels"), [("RGB", 3), ("L", 1)])
+def test_the_input_shape_follows_from_the_colour_mode(colour: str, channels: int) -> None:
+    spec = InputSpec.model_validate({"height": 4, "width": 6, "colour": colour})
+    assert spec.channels == channels
+    assert spec.shape == (4, 6, channels)

@@ -1,0 +1,180 @@
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from qualms.bundle.manifest import Manifest
+from qualms.bundle.runtime import GraphRunner, check_golden
+from qualms.bundle.scores import DIRICHLET
+from qualms.errors import BundleError, ExtraMissingError
+
+DrawImages = Callable[[int, int], NDArray[np.uint8]]
+
+
+def changed(manifest: Manifest, **outputs: NDArray[np.float32]) -> Manifest:
+    """The manifest with other golden outputs."""
+    golden = manifest.golden.model_copy(update={"outputs": {**manifest.golden.outputs, **outputs}})
+    return manifest.model_copy(update={"golden": golden})
+
+
+def one_node_graph(given: str, output: str) -> bytes:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Cast", [given], [output], to=TensorProto.FLOAT)],
+        "one",
+        [value(given, TensorProto.UINT8, ["N", 6, 5, 3])],
+        [value(output, TensorProto.FLOAT, ["N", 6, 5, 3])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+# Running
+
+
+def test_every_output_has_a_row_an_image(runner: GraphRunner, draw_images: DrawImages) -> None:
+    found = runner(draw_images(0, 5))
+    vectors = ("base_probabilities", "probabilities", "alpha")
+    assert {name: values.shape for name, values in found.items()} == {
+        "prediction": (5,),
+        **dict.fromkeys(vectors, (5, 3)),
+        **dict.fromkeys(DIRICHLET, (5,)),
+    }
+    assert {values.dtype for name, values in found.items() if name != "prediction"} == {np.dtype(np.float32)}
+    assert found["prediction"].dtype == np.int64
+
+
+@pytest.mark.parametrize("batch", [1, 3, 7, 8, 100])
+def test_batches_give_what_one_run_of_onnx_runtime_gives(
+    graph: bytes, runner: GraphRunner, draw_images: DrawImages, batch: int
+) -> None:
+    images = draw_images(0, 7)
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    expected = dict(zip(names, session.run(names, {"image": images}), strict=True))
+    found = runner(images, batch=batch)
+    assert list(found) == names
+    for name in names:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_progress_hears_of_each_batch(runner: GraphRunner, draw_images: DrawImages) -> None:
+    heard: list[int] = []
+    runner(draw_images(0, 7), batch=3, progress=heard.append)
+    assert heard == [3, 3, 1]
+
+
+def test_no_images_are_refused(runner: GraphRunner, draw_images: DrawImages) -> None:
+    with pytest.raises(ValueError, match="There are no images to run"):
+        runner(draw_images(0, 0))
+
+
+# Graphs that cannot be run
+
+
+@pytest.mark.parametrize("cut", [0, 10, 200])
+def test_a_damaged_graph_is_a_bundle_error(graph: bytes, cut: int) -> None:
+    with pytest.raises(BundleError, match=r"^ONNX Runtime does not take the graph: .*[^.]\.$"):
+        GraphRunner(graph[:cut])
+
+
+def test_an_operator_that_does_not_exist_is_a_bundle_error(model: onnx.ModelProto) -> None:
+    odd = onnx.ModelProto()
+    odd.CopyFrom(model)
+    odd.graph.node[0].op_type = "Divine"
+    with pytest.raises(BundleError, match=r"ONNX Runtime does not take the graph: .*Divine"):
+        GraphRunner(odd.SerializeToString())
+
+
+def test_an_error_of_onnx_runtime_without_a_message_is_named(graph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", fail)
+    with pytest.raises(BundleError, match=r"^ONNX Runtime does not take the graph: MemoryError\.$"):
+        GraphRunner(graph)
+
+
+def test_a_graph_with_another_input_is_a_bundle_error() -> None:
+    with pytest.raises(BundleError, match=r"^The graph has no input named image\.$"):
+        GraphRunner(one_node_graph("picture", "alpha"))
+
+
+def test_without_onnx_runtime_the_extra_is_named(graph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ExtraMissingError) as caught:
+        GraphRunner(graph)
+    assert str(caught.value) == (
+        "ONNX Runtime is not installed: run pip install 'qualms[cpu]', or 'qualms[gpu]' on a machine with CUDA."
+    )
+
+
+# Golden vectors
+
+
+def test_golden_vectors_are_reproduced_by_the_graph_they_came_from(runner: GraphRunner, manifest: Manifest) -> None:
+    check_golden(runner, manifest)
+    check_golden(runner, Manifest.from_json(manifest.to_json()))
+
+
+def test_the_output_that_differs_most_is_named(runner: GraphRunner, manifest: Manifest) -> None:
+    wanted = manifest.golden.outputs
+    wrong = changed(
+        manifest,
+        entropy=wanted["entropy"] + np.float32(0.01),
+        max_probability=wanted["max_probability"] + np.float32(0.25),
+    )
+    with pytest.raises(BundleError) as caught:
+        check_golden(runner, wrong)
+    assert str(caught.value) == (
+        "The golden vectors are not reproduced: max_probability differs by 2.5e-01, and 1e-04 is allowed."
+    )
+
+
+def test_one_other_class_is_found(runner: GraphRunner, manifest: Manifest) -> None:
+    prediction = manifest.golden.outputs["prediction"].copy()
+    prediction[-1] = (prediction[-1] + 1) % 3
+    with pytest.raises(BundleError, match="prediction differs by "):
+        check_golden(runner, changed(manifest, prediction=prediction))
+
+
+def test_large_values_are_compared_relatively(runner: GraphRunner, manifest: Manifest) -> None:
+    alpha = manifest.golden.outputs["alpha"]
+    assert alpha.max() > 10
+    check_golden(runner, changed(manifest, alpha=alpha * np.float32(1 + 5e-5)))
+    with pytest.raises(BundleError, match="alpha differs by 5"):
+        check_golden(runner, changed(manifest, alpha=alpha * np.float32(1 + 5e-4)))
+
+
+def test_another_shape_is_an_infinite_difference(runner: GraphRunner, manifest: Manifest) -> None:
+    wrong = changed(manifest, entropy=manifest.golden.outputs["entropy"][:-1])
+    with pytest.raises(BundleError, match="entropy differs by inf"):
+        check_golden(runner, wrong)
+
+
+def test_a_graph_that_gives_nan_is_found(manifest: Manifest) -> None:
+    class Broken(GraphRunner):
+        def __init__(self) -> None:
+            """Nothing to load."""
+
+        def __call__(self, images: NDArray[np.uint8], *_: object) -> dict[str, NDArray[np.float32]]:
+            return {**manifest.golden.outputs, "entropy": np.full(len(images), np.nan, np.float32)}
+
+    with pytest.raises(BundleError, match="entropy differs by inf"):
+        check_golden(Broken(), manifest)
+
+
+def test_a_lost_output_is_named(manifest: Manifest) -> None:
+    with pytest.raises(BundleError, match=r"^The graph lacks the output base_probabilities\.$"):
+        check_golden(GraphRunner(one_node_graph("image", "alpha")), manifest)
+
+
+def test_golden_inputs_of_another_program_are_refused(runner: GraphRunner, manifest: Manifest) -> None:
+    golden = manifest.golden.model_copy(update={"input_sha256": "0" * 64})
+    with pytest.raises(BundleError, match=r"^The golden inputs drawn by this program are not those .*\.$"):
+        check_golden(runner, manifest.model_copy(update={"golden": golden}))

@@ -1,0 +1,374 @@
+"""A complete small bundle, and the service around it: in this process, and as a process of its own.
+
+The bundle's graph is a few plain operators with every output, and its manifest is true.
+"""
+
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from fastapi import FastAPI
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+from prometheus_client import CollectorRegistry
+
+from qualms.bundle import golden
+from qualms.bundle.container import Container, pack
+from qualms.bundle.file import Bundle, graph_digest, write_bundle
+from qualms.bundle.manifest import (
+    ErrorResult,
+    Evaluation,
+    Golden,
+    Manifest,
+    OodResult,
+    Operating,
+    Provenance,
+    Realised,
+    ScoreSpec,
+)
+from qualms.bundle.runtime import GraphRunner
+from qualms.bundle.scores import DIRICHLET, SCORES, doubt
+from qualms.decisions.calibration import calibrate, reference, trust_grid
+from qualms.images.input_spec import InputSpec
+from qualms.settings import Settings
+from qualms.web.app import create_app
+from qualms.web.state import ServiceState
+
+CLASSES = ["bee", "crab", "dove"]
+SPEC = InputSpec(height=6, width=5)
+SPECS = {
+    name: ScoreSpec(direction=score.direction, kind=score.kind) for name, score in SCORES.items() if name in DIRICHLET
+}
+CALIBRATION = 400
+"""enough for the default targets, which need 299"""
+MISTAKES = 3
+"""how many of the most doubtful calibration images are labelled otherwise than they are predicted"""
+PATIENCE = 30.0
+"""seconds until something that should happen at once counts as not happening, however busy the machine"""
+
+
+@pytest.fixture(scope="session")
+def model() -> onnx.ModelProto:
+    """Mean colour → logits → α → scores; those that need digamma are stand-ins that move the same way."""
+    float32, int64 = TensorProto.FLOAT, TensorProto.INT64
+    k = len(CLASSES)
+    weights = np.random.default_rng(5).normal(0, 6, (SPEC.channels, k)).astype(np.float32)
+    node = helper.make_node
+    nodes = [
+        node("Cast", ["image"], ["pixels"], to=float32),
+        node("Div", ["pixels", "white"], ["scaled"]),
+        node("ReduceMean", ["scaled"], ["features"], axes=[1, 2], keepdims=0),
+        node("MatMul", ["features", "weights"], ["logits"]),
+        node("Softmax", ["logits"], ["base_probabilities"], axis=-1),
+        node("ArgMax", ["logits"], ["prediction"], axis=-1, keepdims=0),
+        node("Exp", ["logits"], ["alpha"]),
+        node("ReduceSum", ["alpha", "last"], ["total"], keepdims=1),
+        node("ReduceSum", ["alpha", "last"], ["precision"], keepdims=0),
+        node("Div", ["alpha", "total"], ["probabilities"]),
+        node("ReduceMax", ["probabilities"], ["max_probability"], axes=[-1], keepdims=0),
+        node("Sub", ["one", "max_probability"], ["error_probability"]),
+        node("Log", ["precision"], ["log_precision"]),
+        node("Neg", ["log_precision"], ["differential_entropy"]),
+        node("Log", ["probabilities"], ["log_probabilities"]),
+        node("Mul", ["probabilities", "log_probabilities"], ["terms"]),
+        node("ReduceSum", ["terms", "last"], ["negative_entropy"], keepdims=0),
+        node("Neg", ["negative_entropy"], ["entropy"]),
+        node("Add", ["precision", "one"], ["more"]),
+        node("Div", ["entropy", "more"], ["mutual_information"]),
+        node("Sub", ["entropy", "mutual_information"], ["expected_entropy"]),
+    ]
+    vectors = ("base_probabilities", "probabilities", "alpha")
+    outputs = [
+        helper.make_tensor_value_info("prediction", int64, ["N"]),
+        *(helper.make_tensor_value_info(name, float32, ["N", k]) for name in vectors),
+        *(helper.make_tensor_value_info(name, float32, ["N"]) for name in DIRICHLET),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info("image", TensorProto.UINT8, ["N", *SPEC.shape])],
+        outputs,
+        [
+            numpy_helper.from_array(weights, "weights"),
+            numpy_helper.from_array(np.array(255, np.float32), "white"),
+            numpy_helper.from_array(np.array(1, np.float32), "one"),
+            numpy_helper.from_array(np.array([-1]), "last"),
+        ],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(made, full_check=True)
+    return made
+
+
+@pytest.fixture(scope="session")
+def graph(model: onnx.ModelProto) -> bytes:
+    """The model as a file's bytes, without a manifest."""
+    return bytes(model.SerializeToString())
+
+
+@pytest.fixture(scope="session")
+def runner(graph: bytes) -> GraphRunner:
+    return GraphRunner(graph, threads=1)
+
+
+@pytest.fixture(scope="session")
+def draw_images() -> Callable[[int, int], NDArray[np.uint8]]:
+    """(seed, count) → images (count, H, W, C) whose mean colours, and so their scores, differ."""
+
+    def draw(seed: int, count: int) -> NDArray[np.uint8]:
+        rng = np.random.default_rng(seed)
+        colour = rng.integers(20, 236, (count, 1, 1, SPEC.channels))
+        return (colour + rng.integers(-20, 20, (count, *SPEC.shape))).astype(np.uint8)
+
+    return draw
+
+
+@pytest.fixture(scope="session")
+def manifest(graph: bytes, runner: GraphRunner, draw_images: Callable[[int, int], NDArray[np.uint8]]) -> Manifest:
+    """What training would write for the graph, with an evaluation that shows every part."""
+    fitted, outputs = runner(draw_images(1, 300)), runner(draw_images(2, CALIBRATION))
+    labels = outputs["prediction"].copy()
+    doubtful = np.argsort(outputs["error_probability"])[-MISTAKES:]
+    labels[doubtful] = (labels[doubtful] + 1) % len(CLASSES)
+    inputs = golden.draw(SPEC)
+    operating = Operating()
+    return Manifest(
+        name="tiny",
+        version="1.2",
+        classes=CLASSES,
+        input=SPEC,
+        scores=SPECS,
+        operating=operating,
+        calibration=calibrate(
+            outputs,
+            labels,
+            SPECS,
+            operating.trust_score,
+            trust_grid(doubt(fitted[operating.trust_score], SPECS[operating.trust_score].direction)),
+            split="calibration",
+            data="drawn",
+            data_sha256=graph_digest(b"drawn"),
+        ),
+        reference=reference(outputs, SPECS, len(CLASSES)),
+        golden=Golden(count=len(inputs), input_sha256=golden.digest(inputs), outputs=runner(inputs)),
+        provenance=Provenance(
+            created="2026-01-02T03:04:05+00:00",
+            qualms="0.1.0",
+            recipe_name="tiny",
+            recipe={"name": "tiny", "meta": {"lr": 0.1, "hidden": [64]}},
+            seed=7,
+            versions={"python": "3.11.1", "numpy": "2.2.0"},
+            base={"model": "mean-colour", "parameters": 1234567, "taps": ["features", "logits"]},
+            meta={"form": "pooled", "parameters": 9},
+            data={"id": "drawn"},
+        ),
+        evaluation=Evaluation(
+            test_data="drawn",
+            n=1000,
+            base_accuracy=98.75,
+            accuracy=98.75,
+            identical_predictions=True,
+            ood=[
+                OodResult(data=data, score=score, auroc=auroc, aupr=90, fpr95=20, n_id=1000, n_ood=500)
+                for data, score, auroc in [
+                    ("stripes", "mutual_information", 91.25),
+                    ("checks", "mutual_information", 87.5),
+                    ("stripes", "entropy", 83.25),
+                ]
+            ],
+            misclassification=[ErrorResult(score="entropy", auroc=77.5, aupr=33.5)],
+            realised=[
+                Realised(promise="false_alarm_rate", target=0.01, realised=0.004, n=1000),
+                Realised(promise="selective_risk", target=0.001, realised=None, n=1000),
+            ],
+        ),
+        graph_sha256=graph_digest(graph),
+    )
+
+
+@pytest.fixture
+def document(manifest: Manifest) -> dict[str, Any]:
+    """The manifest as parsed JSON, for a test to damage."""
+    parsed: dict[str, Any] = json.loads(manifest.to_json())
+    return parsed
+
+
+@pytest.fixture
+def bundle_file(tmp_path: Path, graph: bytes, manifest: Manifest) -> Path:
+    """A good bundle on disk."""
+    path = tmp_path / "tiny.onnx"
+    write_bundle(path, graph, manifest)
+    return path
+
+
+@pytest.fixture
+def write_text_as_manifest(tmp_path: Path, graph: bytes) -> Callable[[str], Path]:
+    """Put any text where a manifest goes, beside the good graph."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "odd.onnx"
+        path.write_bytes(pack(Container(graph, text)))
+        return path
+
+    return write
+
+
+# The service
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[[Callable[[], bool]], None]:
+    """Wait until a condition holds, by asking again and again; fail if it does not."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        give_up = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < give_up, "it did not happen"
+            time.sleep(0.002)
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def encode() -> Callable[..., bytes]:
+    """(pixels, format, options of Pillow's save) → the bytes of an image file."""
+
+    def write(pixels: NDArray[Any], kind: str = "PNG", **options: Any) -> bytes:
+        stream = io.BytesIO()
+        Image.fromarray(pixels).save(stream, kind, **options)
+        return stream.getvalue()
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory, graph: bytes, manifest: Manifest) -> Bundle:
+    """The good bundle, on disk and in memory."""
+    return write_bundle(tmp_path_factory.mktemp("bundle") / "tiny.onnx", graph, manifest)
+
+
+class _Bridge(httpx.BaseTransport):
+    """Lets a synchronous client talk to an application on the event loop of another thread."""
+
+    def __init__(self, portal: BlockingPortal, app: FastAPI) -> None:
+        self._portal = portal
+        self._transport = httpx.ASGITransport(app)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.read()
+        return self._portal.call(self._answer, request)
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        response = await self._transport.handle_async_request(
+            httpx.Request(request.method, request.url, headers=request.headers, content=request.content)
+        )
+        content = httpx.ByteStream(await response.aread())
+        return httpx.Response(response.status_code, headers=response.headers, stream=content)
+
+
+def _started(
+    stack: ExitStack,
+    model: Path,
+    *,
+    registry: CollectorRegistry | None = None,
+    state: ServiceState | None = None,
+    ready: bool = True,
+    **settings: Any,
+) -> httpx.Client:
+    given: dict[str, Any] = {"model": str(model), "device": "cpu", "threads": 1, "decode_threads": 2, **settings}
+    app = create_app(Settings(**given), registry=registry, state=state)
+    portal = stack.enter_context(start_blocking_portal())
+    stack.enter_context(portal.wrap_async_context_manager(app.router.lifespan_context(app)))
+    client = stack.enter_context(httpx.Client(transport=_Bridge(portal, app), base_url="http://service"))
+    give_up = time.monotonic() + PATIENCE
+    while ready and client.get("/readyz").status_code != 200:
+        assert time.monotonic() < give_up, client.get("/readyz").text
+        time.sleep(0.002)
+    return client
+
+
+@pytest.fixture
+def start_service(bundle: Bundle) -> Iterator[Callable[..., httpx.Client]]:
+    """(registry, state, ready, any setting) → a client of the application, which runs in this process."""
+    with ExitStack() as stack:
+
+        def start(model: Path = bundle.path, **options: Any) -> httpx.Client:
+            return _started(stack, model, **options)
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def client(bundle: Bundle) -> Iterator[httpx.Client]:
+    """A client of one application that all tests share which leave no trace in it."""
+    with ExitStack() as stack:
+        yield _started(stack, bundle.path)
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """A port of the loopback interface that nobody listens on."""
+
+    def find() -> int:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port: int = listener.getsockname()[1]
+            return port
+
+    return find
+
+
+@pytest.fixture
+def service_process(
+    bundle: Bundle, free_port: Callable[[], int], tmp_path: Path
+) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+    """(model, ready, any setting) → a real `qualms serve`, and its URL; its log is `stdout` in `tmp_path`."""
+    with ExitStack() as stack:
+
+        def start(
+            model: Path = bundle.path, *, ready: bool = True, **settings: object
+        ) -> tuple[subprocess.Popen[str], str]:
+            chosen = {"port": free_port(), "device": "cpu", "threads": 1, "decode_threads": 1, **settings}
+            variables = {name: value for name, value in os.environ.items() if not name.startswith("QUALMS_")}
+            variables |= {f"QUALMS_{name.upper()}": str(value) for name, value in chosen.items()}
+            script = Path(sysconfig.get_path("scripts")) / "qualms"
+            log = stack.enter_context((tmp_path / "stdout").open("w"))
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, script, "serve", model],
+                    env=variables,
+                    stdout=log,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            stack.callback(process.kill)
+            url = f"http://127.0.0.1:{chosen['port']}"
+            give_up = time.monotonic() + PATIENCE
+            while ready and not _is_ready(url):
+                assert process.poll() is None, process.communicate()[1]
+                assert time.monotonic() < give_up, "the service did not get ready"
+                time.sleep(0.02)
+            return process, url
+
+        yield start
+
+
+def _is_ready(url: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
+    return False

@@ -1,0 +1,113 @@
+import numpy as np
+import pytest
+
+from qualms.bundle.manifest import Manifest
+from qualms.decisions.flag import Guarantee
+from qualms.decisions.operating_point import accept_point, flag_point
+from qualms.errors import OperatingPointError
+
+# Flags
+
+
+def test_nothing_given_means_the_manifests_own_choice(manifest: Manifest) -> None:
+    point = flag_point(manifest)
+    assert (point.score, point.target_fpr, point.guarantee, point.n) == (
+        "mutual_information",
+        0.01,
+        "confident",
+        400,
+    )
+    assert point.threshold == manifest.calibration.scores["mutual_information"].max()
+    assert point.k == 1
+
+
+def test_another_default_in_the_manifest_is_followed(manifest: Manifest) -> None:
+    operating = manifest.operating.model_copy(update={"score": "entropy", "target_fpr": 0.2, "guarantee": "marginal"})
+    point = flag_point(manifest.model_copy(update={"operating": operating}))
+    assert (point.score, point.target_fpr, point.guarantee, point.k) == ("entropy", 0.2, "marginal", 80)
+
+
+@pytest.mark.parametrize("score", ["entropy", "max_probability", "precision"])
+def test_a_threshold_flags_k_minus_one_calibration_images_whichever_way_a_score_points(
+    manifest: Manifest, score: str
+) -> None:
+    point = flag_point(manifest, score, 0.05, "marginal")
+    assert point.direction == manifest.scores[score].direction
+    assert point.k == 20
+    values = manifest.calibration.scores[score]
+    assert len(np.unique(values)) == len(values)
+    assert point.flags(values).sum() == point.k - 1
+    doubtful_end = values[-19:] if point.direction == "higher" else values[:19]
+    assert point.flags(doubtful_end).all()
+
+
+def test_each_override_stands_alone(manifest: Manifest) -> None:
+    assert flag_point(manifest, target_fpr=0.1).target_fpr == 0.1
+    assert flag_point(manifest, target_fpr=0.1).score == "mutual_information"
+    assert flag_point(manifest, guarantee="marginal").guarantee == "marginal"
+    assert flag_point(manifest, guarantee="marginal").target_fpr == 0.01
+
+
+@pytest.mark.parametrize("score", ["density", ""])
+def test_an_unknown_score_is_named_with_those_there_are(manifest: Manifest, score: str) -> None:
+    with pytest.raises(OperatingPointError) as caught:
+        flag_point(manifest, score)
+    assert str(caught.value) == (
+        f"The score {score!r} is not one of this model's; accepted are entropy, max_probability, "
+        "mutual_information, differential_entropy, precision, log_precision, expected_entropy, "
+        "error_probability."
+    )
+
+
+@pytest.mark.parametrize(
+    ("target_fpr", "guarantee", "problem"),
+    [
+        (0.0, None, "must lie strictly between 0 and 1"),
+        (0.001, None, "needs at least 2,995 calibration images, and there are 400"),
+        (0.05, "", "The guarantee '' is unknown"),
+    ],
+)
+def test_what_cannot_be_promised_is_refused_and_not_replaced_by_the_default(
+    manifest: Manifest, target_fpr: float, guarantee: Guarantee | None, problem: str
+) -> None:
+    with pytest.raises(OperatingPointError, match=problem):
+        flag_point(manifest, target_fpr=target_fpr, guarantee=guarantee)
+
+
+# Trust
+
+
+def test_predictions_are_accepted_at_the_manifests_own_risk(manifest: Manifest) -> None:
+    point = accept_point(manifest)
+    assert (point.score, point.direction, point.target_risk) == ("error_probability", "higher", 0.01)
+    trust, values = manifest.calibration.trust, manifest.calibration.scores["error_probability"]
+    assert point.accepted == (values <= point.threshold).mean()
+    assert point.threshold in trust.thresholds
+    assert 0.75 < point.accepted <= 1
+
+
+def test_a_laxer_risk_accepts_more(manifest: Manifest) -> None:
+    strict, lax = accept_point(manifest), accept_point(manifest, target_risk=0.2)
+    assert lax.target_risk == 0.2
+    assert lax.accepted > strict.accepted
+
+
+def test_a_trust_score_that_points_down_is_accepted_above_its_threshold(manifest: Manifest) -> None:
+    trust = manifest.calibration.trust
+    turned = trust.model_copy(update={"thresholds": trust.thresholds - 1})  # −max_probability is this
+    changed = manifest.model_copy(
+        update={
+            "operating": manifest.operating.model_copy(update={"trust_score": "max_probability"}),
+            "calibration": manifest.calibration.model_copy(update={"trust": turned}),
+        }
+    )
+    point = accept_point(changed)
+    assert point.direction == "lower"
+    assert point.threshold == pytest.approx(1 - accept_point(manifest).threshold)
+    assert point.accepts([point.threshold + 0.01, point.threshold - 0.01]).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("target_risk", [0.0, 0.001])
+def test_a_risk_that_cannot_be_promised_is_refused(manifest: Manifest, target_risk: float) -> None:
+    with pytest.raises(OperatingPointError, match="target risk"):
+        accept_point(manifest, target_risk)

@@ -1,0 +1,142 @@
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import BytesIO
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from qualms.demo.drift import dose_at
+from qualms.demo.traffic import Sender, Tally, TrafficError, stream
+
+IMAGE = np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)
+
+
+class Clock:
+    """Time that passes only while somebody sleeps, or works."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def run(
+    clock: Clock, answers: list[bool | None], *, work: float = 0.0, seconds: float = 10.0, rate: float = 2.0
+) -> tuple[list[NDArray[np.uint8]], list[tuple[float, Tally]]]:
+    """What was sent and what was reported when the service gives these answers in turn."""
+    sent: list[NDArray[np.uint8]] = []
+    reports: list[tuple[float, Tally]] = []
+
+    def send(image: NDArray[np.uint8]) -> bool | None:
+        sent.append(image)
+        clock.now += work
+        return answers[len(sent) % len(answers)]
+
+    answered = stream(
+        send,
+        rate=rate,
+        period=10.0,
+        seconds=seconds,
+        report=lambda dose, tally: reports.append((dose, tally)),
+        report_seconds=5.0,
+        clock=clock,
+        sleep=clock.sleep,
+    )
+    assert answered == sum(tally.sent - tally.failed for _, tally in reports)
+    return sent, reports
+
+
+def test_it_sends_at_the_rate_and_reports_what_came_back() -> None:
+    clock = Clock()
+    sent, reports = run(clock, [True, False, None, False])
+    assert len(sent) == 20
+    assert sum(clock.slept) == pytest.approx(9.5)
+    assert [tally for _, tally in reports] == [Tally(10, 2, 3), Tally(10, 3, 2)]
+
+
+def test_what_was_sent_since_the_last_report_is_told_at_the_end() -> None:
+    sent, reports = run(Clock(), [True, None], seconds=12.5)
+    assert len(sent) == 25
+    assert [tally for _, tally in reports] == [Tally(10, 5, 5), Tally(10, 5, 5), Tally(5, 2, 3)]
+    assert reports[-1][0] == dose_at(12.0, 10.0) > 0
+
+
+def test_where_nothing_was_sent_there_is_nothing_to_report() -> None:
+    assert run(Clock(), [True], seconds=0.0) == ([], [])
+
+
+def test_a_slow_service_is_not_sent_a_burst_afterwards() -> None:
+    clock = Clock()
+    sent, _ = run(clock, [False], work=5.0, seconds=60.0)
+    assert len(sent) <= 13
+    assert clock.slept == []
+
+
+def test_images_drift_in_the_middle_of_the_period_and_are_clean_before_and_after() -> None:
+    sent, _ = run(Clock(), [False], rate=4.0)
+    clean = [bool((image == 0).mean() > 0.5) for image in sent]
+    assert clean[:2] == [True, True]
+    assert not any(clean[5:13])
+    assert all(clean[17:])
+
+
+class Handler(BaseHTTPRequestHandler):
+    status = 200
+    seen: list[tuple[str, bytes]]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.seen.append((self.path, body))
+        reply = json.dumps({"results": [{"ood": {"flag": True}}]}).encode()
+        self.send_response(self.status)
+        self.send_header("content-length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on stderr."""
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, type[Handler]]]:
+    handler = type("Own", (Handler,), {"seen": []})
+    with HTTPServer(("127.0.0.1", 0), handler) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_port}", handler
+        running.shutdown()
+        thread.join()
+
+
+def test_an_image_arrives_as_it_is_and_the_flag_comes_back(server: tuple[str, type[Handler]]) -> None:
+    url, handler = server
+    assert Sender(f"{url}/behind/a/proxy/")(IMAGE) is True
+    ((path, body),) = handler.seen
+    assert path == "/behind/a/proxy/predict"
+    assert np.array_equal(np.asarray(Image.open(BytesIO(body))), IMAGE)
+
+
+def test_a_refusal_and_a_silence_are_no_answer_and_sending_goes_on(server: tuple[str, type[Handler]]) -> None:
+    url, handler = server
+    send = Sender(url)
+    handler.status = 429
+    assert send(IMAGE) is None
+    handler.status = 200
+    assert send(IMAGE) is True
+    assert Sender("http://127.0.0.1:1")(IMAGE) is None
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "https://host", "http://", "http://host:port", ""])
+def test_an_address_that_makes_no_sense_is_named(url: str) -> None:
+    with pytest.raises(TrafficError, match=r"^'.*' cannot be sent to; .* is accepted\.$"):
+        Sender(url)

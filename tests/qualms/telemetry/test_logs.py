@@ -1,0 +1,173 @@
+import io
+import json
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import uvicorn
+
+from qualms.telemetry import logs
+
+
+@pytest.fixture
+def stream() -> Iterator[io.BytesIO]:
+    """Where the logs go; afterwards everything is as it was."""
+    names = ("", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi", "python_multipart")
+    loggers = [logging.getLogger(name) for name in names]
+    before = [(logger, logger.handlers, logger.level, logger.propagate) for logger in loggers]
+    flags = logging.logThreads, logging.logProcesses, logging.logMultiprocessing
+    yield io.BytesIO()
+    logging.logThreads, logging.logProcesses, logging.logMultiprocessing = flags
+    for logger, handlers, level, propagate in before:
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+def lines(stream: io.BytesIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_record_is_one_object_a_line_with_its_extra_fields(stream: io.BytesIO) -> None:
+    logs.configure("info", stream)
+    before = datetime.now(UTC)
+    logging.getLogger("qualms.test").info("read %d\nlines", 2, extra={"request_id": "r1", "status": 200})
+    (line,) = lines(stream)
+    assert line.pop("time").endswith("Z")
+    assert line == {
+        "level": "info",
+        "logger": "qualms.test",
+        "message": "read 2\nlines",
+        "request_id": "r1",
+        "status": 200,
+    }
+    assert before <= datetime.fromisoformat(lines(stream)[0]["time"]) <= datetime.now(UTC)
+
+
+def test_levels_below_the_one_asked_for_are_silent(stream: io.BytesIO) -> None:
+    logs.configure("warning", stream)
+    logger = logging.getLogger("qualms.test")
+    logger.info("no")
+    logs.access(logger, request_id="r1", method="POST", route="predict", status=200, duration_ms=1)
+    logger.warning("yes")
+    assert [line["message"] for line in lines(stream)] == ["yes"]
+
+
+def test_configuring_twice_does_not_write_twice(stream: io.BytesIO) -> None:
+    logs.configure("info", stream)
+    logs.configure("info", stream)
+    logging.getLogger("qualms.test").info("once")
+    assert len(lines(stream)) == 1
+
+
+def test_an_exception_is_a_string_field(stream: io.BytesIO) -> None:
+    logs.configure("info", stream)
+    try:
+        1 / 0  # noqa: B018
+    except ZeroDivisionError:
+        logging.getLogger("qualms.test").exception("failed", stack_info=True)
+    (line,) = lines(stream)
+    assert line["exception"].startswith("Traceback")
+    assert "ZeroDivisionError" in line["exception"]
+    assert line["stack"].startswith("Stack")
+
+
+def test_access_logs_the_request_and_a_5xx_louder(stream: io.BytesIO) -> None:
+    logs.configure("info", stream)
+    logger = logging.getLogger("qualms.access")
+    for status in (200, 422, 503):
+        logs.access(
+            logger, request_id="r1", method="POST", route="predict", status=status, duration_ms=1.23456, images=3
+        )
+    first, second, third = lines(stream)
+    assert first.pop("time")
+    assert first == {
+        "level": "info",
+        "logger": "qualms.access",
+        "message": "request",
+        "images": 3,
+        "request_id": "r1",
+        "method": "POST",
+        "route": "predict",
+        "status": 200,
+        "duration_ms": 1.235,
+    }
+    assert (second["level"], third["level"]) == ("info", "warning")
+
+
+def test_access_records_suit_other_handlers_too(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        logs.access(
+            logging.getLogger("qualms.access"),
+            request_id="r1",
+            method="POST",
+            route="predict",
+            status=200,
+            duration_ms=1,
+        )
+    assert "request" in caplog.text
+
+
+def test_pixels_are_named_but_never_written(stream: io.BytesIO) -> None:
+    logs.configure("info", stream)
+    pixels = np.full((2, 3), 77, np.uint8)
+    extra = {"body": pixels.tobytes(), "image": pixels, "nested": [{"image": pixels}]}
+    logging.getLogger("qualms.test").info("image", extra=extra)
+    (line,) = lines(stream)
+    assert line["body"] == "<bytes>"
+    assert line["image"] == "<array of shape (2, 3)>"
+    assert b"77" not in json.dumps({**line, "time": None}).encode()
+
+
+def test_values_that_json_does_not_know_still_make_a_line(stream: io.BytesIO) -> None:
+    logs.configure("info", stream)
+    extra = {"path": Path("a/b"), "error": ValueError("odd"), "share": np.float32(0.5), "kind": object()}
+    logging.getLogger("qualms.test").info("known", extra=extra)
+    logging.getLogger("qualms.test").info("lone \ud800", extra={"huge": 2**70, "keys": {1: 2}, **extra})
+    known, odd = lines(stream)
+    for line in (known, odd):
+        assert (line["path"], line["error"], line["share"], line["kind"]) == ("a/b", "odd", 0.5, "<object>")
+    assert (odd["message"], odd["huge"], odd["keys"]) == ("lone \ud800", 2**70, {"1": 2})
+    assert datetime.fromisoformat(odd["time"]).tzinfo == UTC
+
+
+def test_extra_fields_do_not_hide_the_records_own(stream: io.BytesIO) -> None:
+    logs.configure("info", stream)
+    logging.getLogger("qualms.test").info("own", extra={"level": "fake", "time": "fake", "color_message": "dye"})
+    (line,) = lines(stream)
+    assert line["level"] == "info"
+    assert line["time"] != "fake"
+    assert "color_message" not in line
+
+
+def test_a_record_that_cannot_be_written_does_not_break_the_caller(
+    stream: io.BytesIO, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("info", stream)
+    stream.close()
+    logging.getLogger("qualms.test").info("lost")
+    assert "ValueError" in capsys.readouterr().err
+
+
+def test_uvicorns_own_loggers_write_the_same_lines(stream: io.BytesIO) -> None:
+    uvicorn.Config("service:app")
+    logs.configure("info", stream)
+    logging.getLogger("uvicorn.error").info("Started", extra={"color_message": "\x1b[1mStarted"})
+    logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', "::1", "GET", "/livez", "1.1", 200)
+    logging.getLogger("python_multipart.multipart").warning("a client's mistake")
+    assert [line["message"] for line in lines(stream)] == ["Started", '::1 - "GET /livez HTTP/1.1" 200']
+
+
+def test_without_a_stream_logs_go_to_stdout(stream: io.BytesIO, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert stream.getvalue() == b""
+    logs.configure("debug")
+    logging.getLogger("qualms.test").debug("out")
+    assert json.loads(capfdbinary.readouterr().out)["message"] == "out"
+
+
+def test_a_line_is_due_at_once_and_then_once_a_while_with_the_count_since() -> None:
+    rarely = logs.Rarely(1.0)
+    assert [rarely.due(now) for now in (5.0, 5.1, 5.9, 6.0, 6.5, 9.0)] == [1, 0, 0, 3, 0, 2]

@@ -1,0 +1,325 @@
+import math
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from qualms.bundle.file import Bundle
+from qualms.bundle.manifest import Manifest
+from qualms.decisions.verdicts import Decider, judge
+from qualms.telemetry.metrics import _BATCHES_KEPT, P_VALUES, BatchHistogram, ModelMetrics, ServiceMetrics, expose
+from qualms.web.parameters import NOTHING_ASKED
+from qualms.web.state import ServiceState
+
+MODEL = {"model": "tiny", "version": "1.2"}
+ODD = ((128, 64, 0), (255, 255, 0), (64, 0, 0))
+"""colours that the calibration images do not come near"""
+Draw = Callable[[int, int], NDArray[np.uint8]]
+
+
+def series(text: str) -> dict[str, float]:
+    """Every sample by its name and labels."""
+    return {
+        sample.name + str(sorted(sample.labels.items())): sample.value
+        for family in parse_text(text)
+        for sample in family.samples
+    }
+
+
+def total(values: dict[str, float], name: str, **labels: str) -> float:
+    """The sum over all samples of that name with these labels."""
+    wanted = {str(pair) for pair in labels.items()}
+    return sum(
+        value for key, value in values.items() if key.startswith(f"{name}[") and all(pair in key for pair in wanted)
+    )
+
+
+# Histograms
+
+
+def test_a_histogram_counts_many_values_as_one_by_one() -> None:
+    registry = CollectorRegistry()
+    histogram = BatchHistogram("h", "text", {"model": "m"}, [1.0, 0.5, 0.5])
+    registry.register(histogram)
+    histogram.observe(np.array([0.25, 0.5, 0.75, 1.0, 7.0]))
+    histogram.observe_one(0.5)
+    buckets = [registry.get_sample_value("h_bucket", {"model": "m", "le": bound}) for bound in ("0.5", "1.0", "+Inf")]
+    assert buckets == [3, 5, 6]
+    assert registry.get_sample_value("h_count", {"model": "m"}) == 6
+    assert registry.get_sample_value("h_sum", {"model": "m"}) == 10
+
+
+def test_a_value_that_is_no_number_is_counted_without_spoiling_the_sum() -> None:
+    registry = CollectorRegistry()
+    histogram = BatchHistogram("h", "text", {}, [1.0])
+    registry.register(histogram)
+    histogram.observe(np.array([0.5, math.nan, math.inf], np.float32))
+    assert registry.get_sample_value("h_bucket", {"le": "1.0"}) == 1
+    assert (registry.get_sample_value("h_count"), registry.get_sample_value("h_sum")) == (3, 0.5)
+
+
+# One model
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+def test_everything_is_there_at_zero_before_the_first_request(registry: CollectorRegistry, bundle: Bundle) -> None:
+    ServiceMetrics(registry)
+    rule = Decider(bundle.manifest).rule(NOTHING_ASKED)
+    ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
+    values = series(expose(registry, "")[0].decode())
+    said = {
+        "qualms_ood_rate_bound": rule.flag.rate_bound,
+        "qualms_ood_target_rate": 0.01,
+        "qualms_calibration_images": 400,
+        "qualms_model_info": 1,
+        "qualms_provider_info": 1,
+    }
+    for key, value in values.items():
+        if "_reference_" in key:
+            continue  # the calibration images are counted from the start
+        assert value == said.get(key.partition("[")[0], 0), key
+    keys = " ".join(values)
+    for name in bundle.manifest.classes:
+        for flag in ("true", "false"):
+            assert f"('class', '{name}'), ('model', 'tiny'), ('ood', '{flag}'), ('version', '1.2')" in keys
+    refusals = ("overload", "draining", "loading", "too_large", "unsupported", "malformed", "invalid")
+    for reason in (*refusals, "slow", "expired", "disconnected"):
+        assert f"qualms_rejected_total[('reason', '{reason}')]" in values
+    for code in (200, 400, 408, 413, 415, 422, 429, 499, 500, 503, 504):
+        assert f"qualms_requests_total[('code', '{code}'), ('route', 'predict')]" in values
+
+
+def test_a_batch_is_counted_at_the_default_operating_point(
+    registry: CollectorRegistry, bundle: Bundle, runner: Callable[..., dict[str, NDArray[Any]]], draw_images: Draw
+) -> None:
+    rule = Decider(bundle.manifest).rule(NOTHING_ASKED)
+    metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
+    odd = np.array([np.full((6, 5, 3), colour, np.uint8) for colour in ODD])
+    want: Counter[str] = Counter()
+    for seed, count in ((1, 20), (2, 5)):
+        outputs = runner(np.concatenate((draw_images(seed, count), odd)))
+        verdicts = judge(rule, outputs)
+        metrics.observe(outputs, verdicts, [(len(verdicts.flags), 0.5)])
+        for index, flag in zip(outputs["prediction"], verdicts.flags, strict=True):
+            want[f"{bundle.manifest.classes[index]} {str(bool(flag)).lower()}"] += 1
+    values = series(expose(registry, "")[0].decode())
+    for name in bundle.manifest.classes:
+        for flag in ("true", "false"):
+            found = total(values, "qualms_predictions_total", **{"class": name, "ood": flag})
+            assert found == want[f"{name} {flag}"]
+    flagged = sum(count for key, count in want.items() if key.endswith("true"))
+    assert flagged > 0
+    assert total(values, "qualms_ood_total") == flagged
+    assert total(values, "qualms_predictions_total") == 31
+    assert total(values, "qualms_batch_size_sum") == total(values, "qualms_p_value_count") == 31
+    assert total(values, "qualms_total_uncertainty_count") == total(values, "qualms_epistemic_uncertainty_count") == 31
+    assert total(values, "qualms_inference_duration_seconds_count") == 2
+    assert total(values, "qualms_inference_duration_seconds_sum") == 1.0
+
+
+def test_p_values_of_calibration_images_fill_the_buckets_evenly(
+    registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
+) -> None:
+    """The dashboards' test for drift: in-distribution, a twentieth of the images falls into each bucket."""
+    rule = Decider(manifest).rule(NOTHING_ASKED)
+    metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
+    outputs: dict[str, NDArray[Any]] = dict(manifest.calibration.scores)
+    outputs["prediction"] = np.zeros(manifest.calibration.n, np.int64)
+    metrics.observe(outputs, judge(rule, outputs), [(len(outputs["prediction"]), 0.1)])
+    values = series(expose(registry, "")[0].decode())
+    for bound in P_VALUES:
+        share = total(values, "qualms_p_value_bucket", le=str(bound)) / manifest.calibration.n
+        assert share == pytest.approx(bound, abs=0.02)
+
+
+@pytest.mark.parametrize("batches", [1, _BATCHES_KEPT, 3 * _BATCHES_KEPT + 1])
+def test_what_is_kept_to_be_counted_together_is_counted_once_when_it_is_read(
+    registry: CollectorRegistry, bundle: Bundle, manifest: Manifest, batches: int
+) -> None:
+    rule = Decider(manifest).rule(NOTHING_ASKED)
+    metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
+    outputs: dict[str, NDArray[Any]] = {name: values[:2] for name, values in manifest.calibration.scores.items()}
+    outputs["prediction"] = np.zeros(2, np.int64)
+    for _ in range(batches):
+        metrics.observe(outputs, judge(rule, outputs), [(len(outputs["prediction"]), 0.1)])
+        assert len(metrics._kept) < _BATCHES_KEPT
+    for _ in range(2):
+        values = series(expose(registry, "")[0].decode())
+        assert total(values, "qualms_predictions_total") == 2 * batches
+        assert total(values, "qualms_p_value_count") == 2 * batches
+
+
+def test_the_reference_is_what_the_calibration_images_would_have_been_counted_as(
+    registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
+) -> None:
+    """Ties, rounding and bucket edges are in both, so that any difference between the two is traffic."""
+    rule = Decider(manifest).rule(NOTHING_ASKED)
+    metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
+    outputs: dict[str, NDArray[Any]] = dict(manifest.calibration.scores)
+    outputs["prediction"] = np.zeros(manifest.calibration.n, np.int64)
+    metrics.observe(outputs, judge(rule, outputs), [(len(outputs["prediction"]), 0.1)])
+    values = series(expose(registry, "")[0].decode())
+    for name in ("p_value", "total_uncertainty", "epistemic_uncertainty"):
+        live = {key: value for key, value in values.items() if key.startswith(f"qualms_{name}_bucket")}
+        assert live
+        assert max(live.values()) == manifest.calibration.n
+        for key, value in live.items():
+            assert values[key.replace("_bucket", "_reference_bucket")] == value, key
+
+
+def test_many_classes_have_no_label_each(registry: CollectorRegistry, bundle: Bundle, manifest: Manifest) -> None:
+    many = manifest.model_copy(update={"classes": [f"class {index}" for index in range(101)]})
+    rule = Decider(manifest).rule(NOTHING_ASKED)
+    metrics = ModelMetrics(registry, replace(bundle, manifest=many), rule, "CPUExecutionProvider")
+    outputs: dict[str, NDArray[Any]] = {name: values[:4] for name, values in manifest.calibration.scores.items()}
+    outputs["prediction"] = np.array([0, 7, 100, 100])
+    metrics.observe(outputs, judge(rule, outputs), [(len(outputs["prediction"]), 0.1)])
+    values = series(expose(registry, "")[0].decode())
+    assert total(values, "qualms_predictions_total", **{"class": "any"}) == 4
+    assert "class 7" not in " ".join(values)
+
+
+def test_a_reference_quantile_below_zero_does_not_take_the_sum_away(
+    registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
+) -> None:
+    quantiles = {name: [-1e-9, *values[1:]] for name, values in manifest.reference.quantiles.items()}
+    rounded = manifest.model_copy(update={"reference": manifest.reference.model_copy(update={"quantiles": quantiles})})
+    rule = Decider(manifest).rule(NOTHING_ASKED)
+    ModelMetrics(registry, replace(bundle, manifest=rounded), rule, "CPUExecutionProvider")
+    assert registry.get_sample_value("qualms_epistemic_uncertainty_count", MODEL) == 0
+    assert registry.get_sample_value("qualms_total_uncertainty_sum", MODEL) == 0
+
+
+def test_the_series_of_a_closed_model_go(registry: CollectorRegistry, bundle: Bundle) -> None:
+    rule = Decider(bundle.manifest).rule(NOTHING_ASKED)
+    metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
+    metrics.close()
+    assert expose(registry, "")[0] == b""
+    ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
+
+
+# What was sent and what is counted
+
+
+def test_the_counters_add_up_to_what_was_sent(
+    start_service: Callable[..., httpx.Client], encode: Callable[..., bytes], draw_images: Draw
+) -> None:
+    state = ServiceState()
+    client = start_service(state=state, max_body_bytes=20_000, max_images=8, max_batch=5)
+    files = [encode(image) for image in draw_images(31, 30)]
+    files += [encode(np.full((6, 5, 3), colour, np.uint8)) for colour in ODD[:2]]
+    png, json = {"content-type": "image/png"}, {"content-type": "application/json"}
+    codes: Counter[str] = Counter()
+    found: list[dict[str, Any]] = []
+
+    def send(**request: Any) -> None:
+        response = client.post("/predict", **request)
+        codes[str(response.status_code)] += 1
+        found.extend(response.json().get("results", []))
+
+    for data in files:
+        send(content=data, headers=png)
+    for start in range(0, 32, 8):
+        send(files=[("images", ("a.png", data)) for data in files[start : start + 8]])
+    send(content=files[0], headers=png, params="target_fpr=0.5&score=entropy")
+    refused: list[dict[str, Any]] = [
+        {"content": b"", "headers": png},
+        {"content": files[0][:50], "headers": png},
+        {"content": bytes(20_001), "headers": png},
+        {"content": b"?", "headers": png},
+        {"content": b"?"},
+        {"content": b"{}", "headers": json},
+        {"content": files[0], "headers": png, "params": "target_fpr=2"},
+        {"content": files[0], "headers": {**png, "x-request-timeout": "1e-9"}},
+    ]
+    for request in (again for number, once in enumerate(refused, start=1) for again in number * [once]):
+        send(**request)
+    state.tasks = lambda: 10**9
+    for _ in range(9):
+        send(content=files[0], headers=png)
+    for path, times in (("/livez", 2), ("/models", 3), ("/models/other", 4), ("/docs", 1), ("/nowhere", 5)):
+        for _ in range(times):
+            client.get(path)
+    values = series(client.get("/metrics").text)
+
+    assert codes == {"200": 37, "400": 3, "413": 3, "415": 9, "422": 21, "429": 9}
+    for code in ("200", "400", "408", "413", "415", "422", "429", "499", "500", "503", "504"):
+        assert total(values, "qualms_requests_total", route="predict", code=code) == codes[code], code
+    assert total(values, "qualms_request_duration_seconds_count", route="predict") == sum(codes.values())
+    rejected = {"malformed": 3, "too_large": 3, "unsupported": 9, "invalid": 21, "overload": 9}
+    for reason, count in rejected.items():
+        assert total(values, "qualms_rejected_total", reason=reason) == count, reason
+    assert total(values, "qualms_rejected_total") == sum(codes.values()) - codes["200"]
+
+    default = found[:-1]  # the last was asked for another operating point, and is counted at the default one
+    flagged = sum(result["ood"]["flag"] for result in default)
+    flagged += default[0]["ood"]["flag"]
+    assert len(found) == 65
+    assert flagged >= 2
+    assert total(values, "qualms_predictions_total") == 65
+    assert total(values, "qualms_predictions_total", ood="true") == total(values, "qualms_ood_total") == flagged
+    for name in ("bee", "crab", "dove"):
+        predicted = sum(result["prediction"]["label"] == name for result in found)
+        assert total(values, "qualms_predictions_total", **{"class": name}) == predicted
+    untrusted = sum(not result["trust"]["accept"] for result in found)
+    assert total(values, "qualms_untrusted_total") == untrusted
+    for name in ("batch_size_sum", "p_value_count", "total_uncertainty_count", "epistemic_uncertainty_count"):
+        assert total(values, f"qualms_{name}") == 65
+    for name in ("queue", "decode"):
+        assert total(values, f"qualms_{name}_duration_seconds_count") == 37
+    # Eight images take two runs of at most five.
+    assert total(values, "qualms_batch_size_count") == total(values, "qualms_inference_duration_seconds_count") == 41
+    assert total(values, "qualms_batch_size_bucket", le="8.0") == 41
+    assert total(values, "qualms_batch_size_bucket", le="4.0") == 37
+    assert total(values, "qualms_queue_depth") == 0
+    others = {("health", "200"): 2, ("models", "200"): 3, ("models", "404"): 4, ("docs", "200"): 1, ("other", "404"): 5}
+    for (route, code), count in others.items():
+        ready = total(values, "qualms_requests_total", route=route, code=code)
+        assert ready == count or (route == "health" and ready >= count)  # the wait for readiness asks, too
+
+
+# Exposition
+
+
+def test_the_text_parses_in_both_formats_without_created_series(client: httpx.Client) -> None:
+    plain = client.get("/metrics")
+    assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+    names = {family.name for family in parse_text(plain.text)}
+    assert {"qualms_requests", "qualms_rejected", "qualms_p_value", "qualms_model_info", "qualms_ood"} <= names
+    open_metrics = client.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+    assert open_metrics.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert {family.name for family in parse_open_metrics(open_metrics.text)} == names  # type: ignore[no-untyped-call]
+    assert "_created" not in plain.text + open_metrics.text
+
+
+@pytest.mark.parametrize(
+    "accept", ["text/plain; version=abc", "application/openmetrics-text; version=x.y", "application/json", ";=,;", ""]
+)
+def test_an_accept_header_that_makes_no_sense_gets_plain_text(client: httpx.Client, accept: str) -> None:
+    response = client.get("/metrics", headers={"accept": accept})
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_promtool_finds_nothing_to_say(client: httpx.Client) -> None:
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("promtool is not installed")
+    text = client.get("/metrics").text
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

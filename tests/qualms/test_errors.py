@@ -1,0 +1,34 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from qualms import errors
+from qualms.errors import first_line
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_tree_holds_every_error_of_ours_and_where_it_stands() -> None:
+    said = dict(re.findall(r"^[├└]── (\w+) .*?(?:\(([\w.]+)\))?$", errors.__doc__ or "", re.MULTILINE))
+    found = {
+        name: ".".join(path.relative_to(ROOT / folder).with_suffix("").parts)
+        for folder in ("service", "training")
+        for path in (ROOT / folder).rglob("*.py")
+        for name in re.findall(r"^class (\w+)\(QualmsError\)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert {name: module or errors.__name__ for name, module in said.items()} == found
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("libcudnn is missing.\nat line 3"), "libcudnn is missing"),
+        (RuntimeError("\n  no kernel . \n"), "no kernel"),
+        (RuntimeError(), "RuntimeError"),
+        (KeyError("..."), "'...'"),
+        (ValueError("."), "ValueError"),
+    ],
+)
+def test_the_first_line_of_an_error_can_end_a_sentence(error: Exception, expected: str) -> None:
+    assert first_line(error) == expected

@@ -1,0 +1,150 @@
+import os
+import re
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from qualms.errors import QualmsError
+from qualms.settings import Settings, SettingsError, load_settings, variables
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No QUALMS_ variable but those that a test sets."""
+    for name in list(os.environ):
+        if name.upper().startswith("QUALMS_"):
+            monkeypatch.delenv(name)
+
+
+def test_defaults_are_local_and_bounded() -> None:
+    settings = load_settings()
+    assert (settings.model, settings.host, settings.port) == (None, "127.0.0.1", 8000)
+    assert settings.max_body_bytes == 16 * 1024 * 1024
+    assert settings.drain_seconds < settings.grace_seconds
+
+
+def test_variables_are_read_and_what_is_given_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUALMS_PORT", "9000")
+    monkeypatch.setenv("QUALMS_THREADS", "3")
+    monkeypatch.setenv("QUALMS_DEVICE", "cpu")
+    settings = load_settings(port=0, device=None)
+    assert (settings.port, settings.threads, settings.device) == (0, 3, "cpu")
+
+
+def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUALMS_THREADS", "")
+    assert load_settings().threads is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("PORT", "abc", "QUALMS_PORT is 'abc'; it should be a valid integer."),
+        ("PORT", "65536", "QUALMS_PORT is '65536'; it should be less than or equal to 65535."),
+        ("DEVICE", "gpu", "QUALMS_DEVICE is 'gpu'; it should be 'auto', 'cuda' or 'cpu'."),
+        ("THREADS", "0", "QUALMS_THREADS is '0'; it should be greater than or equal to 1."),
+        ("REQUEST_TIMEOUT_SECONDS", "nan", "QUALMS_REQUEST_TIMEOUT_SECONDS is 'nan'; it should be a finite number."),
+        ("REQUEST_TIMEOUT_SECONDS", "0", "QUALMS_REQUEST_TIMEOUT_SECONDS is '0'; it should be greater than 0."),
+        ("MAX_JSON_DEPTH", "4", "QUALMS_MAX_JSON_DEPTH is '4'; it should be greater than or equal to 5."),
+        ("DRAIN_SECONDS", "31", "QUALMS_GRACE_SECONDS is 30; it should be at least QUALMS_DRAIN_SECONDS, 31."),
+    ],
+)
+def test_a_bad_value_is_one_sentence_naming_variable_value_and_what_is_accepted(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: str
+) -> None:
+    monkeypatch.setenv(f"QUALMS_{name}", value)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert str(caught.value) == expected
+
+
+def test_a_bad_value_given_by_name_is_not_blamed_on_the_environment() -> None:
+    with pytest.raises(SettingsError, match=r"^The setting port is 70000; it should be less"):
+        load_settings(port=70_000)
+
+
+@pytest.mark.parametrize("host", ["", " "])
+def test_an_empty_host_is_refused_for_it_would_be_every_interface(host: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(host=host)
+    assert str(caught.value) == (
+        f"The setting host is {host!r}; it should be an address, such as 127.0.0.1, or 0.0.0.0 for all interfaces."
+    )
+
+
+def test_an_empty_host_in_the_environment_is_the_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUALMS_HOST", "")
+    assert load_settings().host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("QUALMS_MAX_BATCHES", "QUALMS_MAX_BATCH"), ("qualms_prot", "QUALMS_PORT")]
+)
+def test_an_unknown_variable_is_an_error_naming_the_nearest(
+    monkeypatch: pytest.MonkeyPatch, name: str, nearest: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert str(caught.value) == f"The variable {name} is unknown; the nearest is {nearest}."
+
+
+def test_an_unknown_keyword_is_an_error_naming_the_nearest() -> None:
+    with pytest.raises(SettingsError, match=r"^The setting thread is unknown; the nearest is threads\.$"):
+        load_settings(thread=1)
+
+
+def test_variables_of_training_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUALMS_DATA", "folder")
+    monkeypatch.setenv("QUALMS_MIRROR", "https://example.org")
+    assert load_settings() == Settings()
+
+
+def test_settings_do_not_change_and_each_says_what_it_is() -> None:
+    with pytest.raises(ValidationError):
+        Settings().port = 1  # type: ignore[misc]
+    assert all(field.description for field in Settings.model_fields.values())
+
+
+def test_each_variable_is_told_with_its_default_and_what_it_sets() -> None:
+    told = variables()
+    assert [variable.partition("=")[0] for variable, _ in told] == [
+        f"QUALMS_{name.upper()}" for name in Settings.model_fields
+    ]
+    assert ("QUALMS_PORT=8000", "Port to listen on; 0 for any free one.") in told
+    assert dict(told)["QUALMS_MODEL"].startswith("A bundle's path"), "there is no default to tell"
+
+
+def test_a_settings_error_is_a_users_error() -> None:
+    assert issubclass(SettingsError, QualmsError)
+
+
+@pytest.mark.parametrize(
+    ("given", "timeout", "uploads"),
+    [
+        ({}, 60.0, 256 * 2**20),
+        ({"request_timeout_seconds": 120, "max_body_bytes": 2**29}, 120.0, 2**29),
+        ({"max_request_timeout_seconds": 15, "max_upload_bytes": 2**25}, 15.0, 2**25),
+    ],
+)
+def test_limits_of_all_follow_those_of_one_unless_they_are_set(
+    given: dict[str, Any], timeout: float, uploads: int
+) -> None:
+    settings = load_settings(**given)
+    assert (settings.longest_timeout_seconds, settings.upload_bytes) == (timeout, uploads)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"max_upload_bytes": 2**20},
+            "QUALMS_MAX_UPLOAD_BYTES is 1048576; it should be at least QUALMS_MAX_BODY_BYTES",
+        ),
+        ({"max_request_timeout_seconds": 5}, "MAX_REQUEST_TIMEOUT_SECONDS is 5; it should be at least QUALMS_REQUEST"),
+    ],
+)
+def test_a_limit_of_all_below_that_of_one_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(said)):
+        load_settings(**given)

@@ -1,0 +1,351 @@
+import http.client
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from qualms.bundle.file import Bundle, write_bundle
+from qualms.bundle.manifest import Manifest
+from qualms.web.predict import _leaving
+
+PATIENCE = 30.0
+Process = subprocess.Popen[str]
+Start = Callable[..., tuple[Process, str]]
+Until = Callable[[Callable[[], bool]], None]
+
+
+@pytest.fixture
+def image(encode: Callable[..., bytes], draw_images: Callable[[int, int], NDArray[np.uint8]]) -> bytes:
+    return encode(draw_images(61, 1)[0])
+
+
+def address(url: str) -> tuple[str, int]:
+    found = httpx.URL(url)
+    assert found.port is not None
+    return found.host, found.port
+
+
+def get(url: str) -> httpx.Response:
+    return httpx.get(url, trust_env=False)
+
+
+def predict(url: str, image: bytes) -> httpx.Response:
+    return httpx.post(f"{url}/predict", content=image, headers={"content-type": "image/png"}, trust_env=False)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """The service's log, of which every line is an object."""
+    return [json.loads(line) for line in (folder / "stdout").read_text().splitlines()]
+
+
+def cpu_seconds(process: Process) -> float:
+    stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Halfway:
+    """A request of which only the first part has been sent."""
+
+    def __init__(self, url: str, image: bytes, sent: int = 10) -> None:
+        self._connection = socket.create_connection(address(url), PATIENCE)
+        self._rest = image[sent:]
+        head = f"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: image/png\r\ncontent-length: {len(image)}\r\n\r\n"
+        self._connection.sendall(head.encode() + image[:sent])
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def send_rest(self) -> None:
+        self._connection.sendall(self._rest)
+
+    def reply(self) -> http.client.HTTPResponse:
+        response = http.client.HTTPResponse(self._connection)
+        response.begin()
+        return response
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def refuses(url: str) -> bool:
+    try:
+        socket.create_connection(address(url), PATIENCE).close()
+    except ConnectionError:
+        return True
+    return False
+
+
+# Starting
+
+
+def test_a_fresh_service_answers_an_image_with_little_work_before(
+    service_process: Start, image: bytes, bundle: Bundle
+) -> None:
+    process, url = service_process()
+    reply = predict(url, image)
+    assert cpu_seconds(process) < 5.0
+    assert reply.status_code == 200
+    assert reply.json()["model"]["digest"] == bundle.digest
+    assert reply.headers["server-timing"].startswith("queue;dur=")
+    assert "server" not in reply.headers
+
+
+def test_the_log_says_where_it_listens_and_when_it_is_ready_and_holds_no_pixels(
+    service_process: Start, until: Until, tmp_path: Path, bundle: Bundle, image: bytes
+) -> None:
+    service_process(port=0, ready=False, log_level="debug")
+    until(lambda: any(record["message"] == "ready" for record in records(tmp_path)))
+    (listening,) = (record for record in records(tmp_path) if record["message"] == "listening")
+    (ready,) = (record for record in records(tmp_path) if record["message"] == "ready")
+    assert listening["port"] > 0
+    assert (ready["model"], ready["digest"]) == ("tiny", bundle.digest)
+    url = f"http://{listening['host']}:{listening['port']}"
+    request_id = predict(url, image).json()["request_id"]
+    until(lambda: any(record.get("request_id") == request_id for record in records(tmp_path)))
+    (record,) = (record for record in records(tmp_path) if record.get("request_id") == request_id)
+    assert record["status"] == 200
+    assert "PNG" not in (tmp_path / "stdout").read_text()
+
+
+def finished(process: Process) -> tuple[int, str]:
+    """Exit code and stderr of a process that ends by itself."""
+    _, stderr = process.communicate(timeout=PATIENCE)
+    return process.returncode, stderr
+
+
+def test_a_model_that_does_not_reproduce_its_golden_vectors_is_one_sentence_and_exit_code_2(
+    service_process: Start, tmp_path: Path, graph: bytes, manifest: Manifest
+) -> None:
+    outputs = {**manifest.golden.outputs, "alpha": manifest.golden.outputs["alpha"] + 1}
+    golden = manifest.golden.model_copy(update={"outputs": outputs})
+    wrong = write_bundle(tmp_path / "wrong.onnx", graph, manifest.model_copy(update={"golden": golden}))
+    code, stderr = finished(service_process(wrong.path, ready=False)[0])
+    assert code == 2
+    assert stderr.count("\n") == 1
+    assert stderr.startswith("qualms: The golden vectors are not reproduced: alpha differs by")
+    assert [record["level"] for record in records(tmp_path)].count("critical") == 1
+
+
+def test_a_damaged_file_is_one_sentence_and_exit_code_2(service_process: Start, tmp_path: Path, bundle: Bundle) -> None:
+    damaged = tmp_path / "damaged.onnx"
+    damaged.write_bytes(bundle.path.read_bytes()[:-100])
+    code, stderr = finished(service_process(damaged, ready=False)[0])
+    assert code == 2
+    assert stderr.startswith(f"qualms: {damaged}")
+    assert stderr.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_sentence_and_exit_code_2(service_process: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, stderr = finished(service_process(port=port, ready=False)[0])
+    assert code == 2
+    assert stderr == (
+        f"qualms: Port {port} of 127.0.0.1 cannot be listened on: address already in use; "
+        "set QUALMS_HOST and QUALMS_PORT to a free address.\n"
+    )
+
+
+# Stopping
+
+
+class Load:
+    """Clients that send one request after the other and come back on a new connection when they are told to."""
+
+    def __init__(self, url: str, image: bytes) -> None:
+        self._address, self._image = address(url), image
+        self.answered = 0
+        self.closes = 0
+        self.cut: list[str] = []
+
+    def run(self) -> None:
+        while (connection := self._connect()) is not None:
+            with connection:
+                while self._ask(connection):
+                    pass
+
+    def _connect(self) -> socket.socket | None:
+        try:
+            return socket.create_connection(self._address, PATIENCE)
+        except ConnectionError:
+            return None
+
+    def _ask(self, connection: socket.socket) -> bool:
+        """Send one request and read all of its reply; whether another may follow."""
+        head = f"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: image/png\r\ncontent-length: {len(self._image)}"
+        try:
+            connection.sendall(f"{head}\r\n\r\n".encode() + self._image)
+            response = http.client.HTTPResponse(connection)
+            response.begin()
+            body = json.loads(response.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.cut.append(repr(error))
+            return False
+        if response.status != 200 or len(body["results"]) != 1:
+            self.cut.append(str(body))
+        self.answered += 1
+        self.closes += response.will_close
+        return not response.will_close
+
+
+def test_under_load_a_signal_turns_readiness_off_and_nobody_is_cut(
+    service_process: Start, image: bytes, until: Until
+) -> None:
+    process, url = service_process(drain_seconds=1, grace_seconds=20)
+    loads = [Load(url, image) for _ in range(8)]
+    with ThreadPoolExecutor(len(loads)) as threads:
+        running = [threads.submit(load.run) for load in loads]
+        until(lambda: all(load.answered >= 5 for load in loads))
+        process.send_signal(signal.SIGTERM)
+        until(lambda: get(f"{url}/readyz").status_code == 503)
+        during = predict(url, image)
+        alive = get(f"{url}/livez")
+        for client in running:
+            client.result(PATIENCE)
+    assert (during.status_code, during.headers["connection"]) == (200, "close")
+    assert alive.status_code == 200
+    assert finished(process) == (0, "")
+    assert [load.cut for load in loads] == [[]] * len(loads)
+    assert all(load.closes > 0 for load in loads)
+
+
+def test_a_request_that_is_still_arriving_when_the_listener_closes_is_answered(
+    service_process: Start, image: bytes, until: Until
+) -> None:
+    process, url = service_process(drain_seconds=0.2)
+    slow = Halfway(url, image)
+    until(lambda: get(f"{url}/livez").status_code == 200)
+    process.send_signal(signal.SIGTERM)
+    until(lambda: refuses(url))
+    slow.send_rest()
+    reply = slow.reply()
+    assert (reply.status, reply.will_close) == (200, True)
+    assert len(json.loads(reply.read())["results"]) == 1
+    slow.close()
+    assert finished(process) == (0, "")
+
+
+def test_a_request_that_outlasts_the_grace_period_is_refused_in_so_many_words(
+    service_process: Start, image: bytes
+) -> None:
+    process, url = service_process(drain_seconds=0, grace_seconds=1)
+    slow = Halfway(url, image)
+    assert get(f"{url}/livez").status_code == 200
+    process.send_signal(signal.SIGTERM)
+    reply = slow.reply()
+    assert (reply.status, reply.headers["content-type"]) == (503, "application/problem+json")
+    assert json.loads(reply.read())["detail"] == "The service is stopping."
+    slow.close()
+    assert finished(process) == (0, "")
+
+
+def test_idle_connections_do_not_hold_the_exit_up(service_process: Start, image: bytes) -> None:
+    process, url = service_process(drain_seconds=0.2, grace_seconds=1000)
+    with httpx.Client(trust_env=False) as client, socket.create_connection(address(url), PATIENCE):
+        assert client.get(f"{url}/livez").status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert finished(process) == (0, "")
+
+
+def test_a_second_signal_stops_at_once(service_process: Start, image: bytes, until: Until) -> None:
+    process, url = service_process(drain_seconds=1000, grace_seconds=2000)
+    slow = Halfway(url, image)
+    process.send_signal(signal.SIGTERM)
+    until(lambda: get(f"{url}/readyz").status_code == 503)
+    process.send_signal(signal.SIGTERM)
+    code, stderr = finished(process)
+    slow.close()
+    assert (code, stderr) == (0, "")
+
+
+def test_ctrl_c_does_not_wait_for_load_balancers(service_process: Start) -> None:
+    process, _ = service_process(drain_seconds=1000, grace_seconds=2000)
+    process.send_signal(signal.SIGINT)
+    assert finished(process) == (0, "")
+
+
+def test_a_signal_right_after_the_start_ends_the_process_too(
+    service_process: Start, until: Until, tmp_path: Path
+) -> None:
+    process, _ = service_process(ready=False, drain_seconds=0)
+    until(lambda: "Started server process" in (tmp_path / "stdout").read_text())
+    process.send_signal(signal.SIGTERM)
+    assert finished(process) == (0, "")
+
+
+# What is relied on of uvicorn
+
+
+def test_a_body_that_does_not_arrive_in_time_is_408_and_holds_nobody(service_process: Start, image: bytes) -> None:
+    _, url = service_process(request_timeout_seconds=0.2)
+    slow = Halfway(url, image)
+    reply = slow.reply()
+    assert reply.status == 408
+    assert reply.getheader("connection") == "close"
+    assert json.loads(reply.read())["detail"] == "The body did not arrive within the request's 0.2 s."
+    slow.close()
+    assert 'qualms_rejected_total{reason="slow"} 1.0' in get(f"{url}/metrics").text
+
+
+def test_who_is_still_sending_keeps_nobody_waiting(service_process: Start, image: bytes) -> None:
+    """As rows of the queue, twenty of them would take longer than a request that costs a quarter of its deadline has."""
+    _, url = service_process()
+    slow = [Halfway(url, image) for _ in range(20)]
+    png = {"content-type": "image/png"}
+    cost = get(f"{url}/models").json()["models"][0]["cost_seconds"]["1"]
+    with httpx.Client(trust_env=False) as client:
+        client.post(f"{url}/predict", content=image, headers=png)
+        timeout = {**png, "x-request-timeout": str(0.05 + 4 * cost)}
+        codes = [client.post(f"{url}/predict", content=image, headers=timeout).status_code for _ in range(200)]
+    assert codes.count(200) >= 190, "a busy machine may be late for a few"
+    for other in slow:
+        other.send_rest()
+        assert other.reply().status == 200
+        other.close()
+
+
+def test_bodies_on_their_way_share_a_limit(service_process: Start, image: bytes, until: Until) -> None:
+    """Most of each body is there, and only its last bytes are missing, for as long as the client likes."""
+    _, url = service_process(max_body_bytes=2**20, max_upload_bytes=2**20)
+    large = bytes(2**20)
+    slow = [Halfway(url, large, sent=600_000) for _ in range(2)]
+    refused = select.select(slow, [], [], PATIENCE)[0]
+    assert len(refused) == 1
+    reply = refused[0].reply()
+    assert (reply.status, reply.getheader("retry-after"), reply.getheader("connection")) == (429, "1", "close")
+    assert json.loads(reply.read())["detail"] == "Too many bodies are being sent at once; try again in 1 s."
+    for other in slow:
+        other.close()
+    png = {"content-type": "image/png"}
+    until(lambda: httpx.post(f"{url}/predict", content=large, headers=png, trust_env=False).status_code == 415)
+
+
+def test_what_has_get_has_head(service_process: Start) -> None:
+    _, url = service_process()
+    for path in ("/livez", "/readyz", "/models", "/metrics", "/docs", "/openapi.json"):
+        asked, head = get(f"{url}{path}"), httpx.head(f"{url}{path}", trust_env=False)
+        assert (head.status_code, head.content) == (200, b""), path
+        assert head.headers["content-type"] == asked.headers["content-type"], path
+    refused = httpx.head(f"{url}/predict", trust_env=False)
+    assert (refused.status_code, refused.headers["allow"], refused.content) == (405, "POST", b"")
+
+
+def test_uvicorns_cycle_says_whether_its_client_has_left() -> None:
+    cycle = RequestResponseCycle.__new__(RequestResponseCycle)
+    cycle.disconnected = False
+    gone = _leaving(cycle.receive)
+    assert not gone()
+    cycle.disconnected = True
+    assert gone()

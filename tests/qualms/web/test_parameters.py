@@ -1,0 +1,69 @@
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from qualms.web.parameters import NOTHING_ASKED, Asked, parse_query
+from qualms.web.problems import Problem
+
+
+def test_no_query_asks_for_nothing() -> None:
+    assert parse_query(b"") is NOTHING_ASKED == Asked(None, None, None, None)
+
+
+def test_every_parameter_in_any_order() -> None:
+    asked = parse_query(b"target_risk=1e-2&guarantee=marginal&score=entropy&target_fpr=%30.05")
+    assert asked == Asked("entropy", 0.05, "marginal", 0.01)
+
+
+def test_the_same_query_is_parsed_once() -> None:
+    assert parse_query(b"target_fpr=0.07") is parse_query(b"target_fpr=0.07")
+    assert len({parse_query(b"target_fpr=0.07"), Asked(target_fpr=0.07)}) == 1
+
+
+@pytest.mark.parametrize("text", ["0.5", ".5", "5e-1", "+0.5", "0.50"])
+def test_ways_to_write_a_number(text: str) -> None:
+    assert parse_query(f"target_fpr={text.replace('+', '%2B')}".encode()).target_fpr == 0.5
+
+
+@pytest.mark.parametrize("name", ["target_fpr", "target_risk"])
+@pytest.mark.parametrize(
+    "text", ["0", "1", "-0.1", "1.5", "nan", "inf", "1e999", "", "abc", "0_1", "1e-999", "0." + "0" * 40 + "1", "٠.٥"]
+)
+def test_what_is_not_a_number_between_0_and_1_is_refused(name: str, text: str) -> None:
+    with pytest.raises(Problem) as caught:
+        parse_query(f"{name}={text}".encode())
+    problem = caught.value
+    assert (problem.status, problem.field) == (422, name)
+    assert problem.accepted == "a number strictly between 0 and 1"
+
+
+@pytest.mark.parametrize(
+    ("query", "field", "said"),
+    [
+        (b"targetfpr=0.1", "targetfpr", "unknown; accepted: score, target_fpr, guarantee, target_risk"),
+        (b"score=entropy&score=entropy", "score", "more than once"),
+        (b"guarantee=sure", "guarantee", "accepted: confident or marginal"),
+        (b"guarantee=", "guarantee", "accepted: confident or marginal"),
+        (b"score=", "score", "accepted: the name of"),
+        (b"score=a%20b", "score", "accepted: the name of"),
+        (b"score", None, "name=value"),
+        (b"&score=entropy", None, "name=value"),
+        (b"%FF=1", "\ufffd", "unknown"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(query: bytes, field: str | None, said: str) -> None:
+    with pytest.raises(Problem) as caught:
+        parse_query(query)
+    assert (caught.value.status, caught.value.field) == (422, field)
+    assert said in caught.value.detail
+
+
+@given(st.binary(max_size=200))
+@example(b"&" * 60_000)
+@example(b"score=" + b"a" * 60_000)
+def test_any_bytes_are_an_operating_point_or_a_problem(raw: bytes) -> None:
+    try:
+        parse_query(raw)
+    except Problem as problem:
+        assert problem.status == 422
+        assert len(problem.body("r1")) < 2000

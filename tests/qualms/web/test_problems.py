@@ -1,0 +1,140 @@
+import asyncio
+import json
+from collections.abc import MutableMapping
+from typing import Any, Literal
+
+import pytest
+
+from qualms.errors import BundleError, ImageError, OperatingPointError
+from qualms.web.problems import (
+    Kind,
+    Problem,
+    from_error,
+    head_lines,
+    overloaded_reply,
+    problem_headers,
+    send_problem,
+    shown,
+)
+
+
+def document(problem: Problem, request_id: str | None = "r1") -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(problem.body(request_id))
+    return parsed
+
+
+def test_body_is_problem_details_with_field_and_accepted() -> None:
+    assert document(Problem.invalid("target_fpr", "2", "a number strictly between 0 and 1")) == {
+        "type": "/problems/invalid",
+        "title": "A value is not accepted",
+        "status": 422,
+        "detail": "target_fpr is '2'; accepted: a number strictly between 0 and 1.",
+        "instance": "/requests/r1",
+        "request_id": "r1",
+        "field": "target_fpr",
+        "accepted": "a number strictly between 0 and 1",
+    }
+
+
+def test_members_that_say_nothing_are_left_out() -> None:
+    assert set(document(Problem.not_found("Nothing."), None)) == {"type", "title", "status", "detail"}
+
+
+def test_types_are_stable_and_distinct() -> None:
+    assert len({kind.slug for kind in Kind}) == len(Kind)
+    assert {kind.status for kind in Kind} == {400, 404, 405, 408, 413, 415, 422, 429, 500, 503, 504}
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"), [("malformed", 400), ("unsupported", 415), ("too_large", 413), ("shape", 422)]
+)
+def test_an_image_error_becomes_the_status_of_its_reason(
+    reason: Literal["malformed", "unsupported", "too_large", "shape"], status: int
+) -> None:
+    problem = from_error(ImageError("The image is odd.", reason=reason), "images[1]")
+    assert (problem.status, problem.detail, problem.field) == (status, "The image is odd.", "images[1]")
+
+
+def test_an_operating_point_that_is_not_supported_is_422() -> None:
+    problem = from_error(OperatingPointError("Too few images."))
+    assert (problem.status, problem.detail, problem.kind) == (422, "Too few images.", Kind.OPERATING_POINT)
+
+
+@pytest.mark.parametrize("error", [BundleError("secret path"), RuntimeError("secret path"), KeyError("secret path")])
+def test_any_other_error_is_a_500_without_internals(error: Exception) -> None:
+    problem = from_error(error)
+    assert problem.status == 500
+    assert b"secret" not in problem.body("r1")
+
+
+@pytest.mark.parametrize(("wait", "header"), [(0.0, "1"), (1.0, "1"), (1.2, "2"), (60.0, "60")])
+def test_retry_after_is_whole_seconds_and_never_too_early(wait: float, header: str) -> None:
+    problem = Problem.overloaded(wait)
+    assert (problem.status, problem.headers) == (429, {"retry-after": header})
+
+
+def test_wrong_method_says_which_are_allowed() -> None:
+    problem = Problem.wrong_method("GET", "POST")
+    assert (problem.status, problem.headers, problem.accepted) == (405, {"allow": "POST"}, "POST")
+
+
+def test_unavailable_and_too_late() -> None:
+    assert (Problem.unavailable("Loading.").status, Problem.unavailable("Loading.").detail) == (503, "Loading.")
+    assert (Problem.too_late(0.25).status, Problem.too_late(0.25).title) == (504, "The deadline has passed")
+    assert "0.25 s" in Problem.too_late(0.25).detail
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(404, Kind.NOT_FOUND), (405, Kind.WRONG_METHOD), (422, Kind.INVALID), (418, Kind.MALFORMED), (507, Kind.INTERNAL)],
+)
+def test_a_bare_status_finds_its_kind(status: int, kind: Kind) -> None:
+    assert Problem.from_status(status, "Said.").kind is kind
+
+
+def test_a_strangers_text_is_quoted_and_cut() -> None:
+    assert shown("a\nb") == r"'a\nb'"
+    assert len(shown("x" * 10_000)) == 66
+    assert len(Problem.invalid("f" * 10_000, "v" * 10_000, "less").field or "") == 64
+
+
+def test_a_problem_can_pass_through_a_context_manager() -> None:
+    async def passing() -> None:
+        async with asyncio.timeout(10):
+            raise Problem.not_found("Nothing.")
+
+    with pytest.raises(Problem, match="Nothing"):
+        asyncio.run(passing())
+
+
+def test_sending_gives_one_whole_reply_with_all_headers() -> None:
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    problem = Problem.overloaded(3)
+    asyncio.run(send_problem(send, problem, "r1", [(b"connection", b"close")]))
+    start, end = sent
+    body = problem.body("r1")
+    assert start == {
+        "type": "http.response.start",
+        "status": 429,
+        "headers": [
+            (b"content-type", b"application/problem+json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"x-request-id", b"r1"),
+            (b"retry-after", b"3"),
+            (b"connection", b"close"),
+        ],
+    }
+    assert end == {"type": "http.response.body", "body": body}
+
+
+@pytest.mark.parametrize("request_id", ["a", "0123-4567.89:ab_cd", "f" * 128])
+def test_a_prepared_refusal_is_the_problem_itself(request_id: str) -> None:
+    for seconds in (1, 30):
+        problem = Problem.overloaded(seconds)
+        body = problem.body(request_id)
+        head = head_lines(problem_headers(problem, body, request_id))
+        assert overloaded_reply(seconds, request_id) == (head, body)

@@ -1,0 +1,150 @@
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from qualms.bundle.file import Bundle
+from qualms.bundle.manifest import Manifest
+from qualms.bundle.runtime import GraphRunner
+from qualms.decisions.verdicts import Decider, judge
+from qualms.inference.jobs import Answer, Batch
+from qualms.web import reply as module
+from qualms.web.parameters import NOTHING_ASKED, Asked
+from qualms.web.reply import ReplyWriter
+from qualms.web.schemas import PredictReply
+
+ROWS = 6
+
+
+@pytest.fixture
+def batch(runner: GraphRunner, draw_images: Callable[[int, int], NDArray[np.uint8]]) -> Batch:
+    return Batch(list(runner(draw_images(11, ROWS)).values()), [(ROWS, 0.001)], 0.0)
+
+
+@pytest.fixture
+def writer(bundle: Bundle, runner: GraphRunner) -> ReplyWriter:
+    return ReplyWriter(bundle, Decider(bundle.manifest), runner.outputs)
+
+
+def written(writer: ReplyWriter, answer: Answer, asked: Asked = NOTHING_ASKED) -> dict[str, Any]:
+    body = writer.write(answer, asked, "r1")
+    PredictReply.model_validate_json(body)
+    document: dict[str, Any] = json.loads(body)
+    return document
+
+
+def test_a_reply_holds_everything_about_its_own_rows(
+    writer: ReplyWriter, batch: Batch, bundle: Bundle, runner: GraphRunner
+) -> None:
+    outputs = dict(zip(runner.outputs, batch.outputs, strict=True))
+    rule = Decider(bundle.manifest).rule(NOTHING_ASKED)
+    verdicts = judge(rule, outputs)
+    reply = written(writer, Answer(batch, 2, 3, 0.0))
+    assert reply["model"] == {"name": "tiny", "version": "1.2", "digest": bundle.digest}
+    assert reply["request_id"] == "r1"
+    assert len(reply["results"]) == 3
+    assert rule.trust is not None
+    assert verdicts.accepts is not None
+    for row, result in enumerate(reply["results"], start=2):
+
+        def value(name: str, row: int = row) -> float:
+            return float(np.format_float_positional(outputs[name][row], unique=True))
+
+        index = int(outputs["prediction"][row])
+        assert result == {
+            "prediction": {
+                "index": index,
+                "label": bundle.manifest.classes[index],
+                "probability": pytest.approx(outputs["base_probabilities"][row, index], rel=1e-6),
+            },
+            "dirichlet": {
+                "alpha": pytest.approx(outputs["alpha"][row].tolist(), rel=1e-6),
+                "precision": value("precision"),
+            },
+            "uncertainty": {
+                "total": {"entropy": value("entropy"), "max_probability": value("max_probability")},
+                "epistemic": {
+                    "mutual_information": value("mutual_information"),
+                    "differential_entropy": value("differential_entropy"),
+                    "precision": value("precision"),
+                },
+                "aleatoric": value("expected_entropy"),
+            },
+            "ood": {
+                "flag": bool(verdicts.flags[row]),
+                "score": "mutual_information",
+                "value": value("mutual_information"),
+                "threshold": rule.flag.threshold,
+                "p_value": verdicts.p_values[row],
+                "target_fpr": 0.01,
+                "guarantee": "confident",
+            },
+            "trust": {
+                "accept": bool(verdicts.accepts[row]),
+                "score": "error_probability",
+                "value": value("error_probability"),
+                "threshold": rule.trust.threshold,
+                "target_risk": 0.01,
+            },
+        }
+
+
+def test_numbers_are_written_so_that_they_read_back_as_the_float32_they_were(
+    writer: ReplyWriter, batch: Batch, runner: GraphRunner
+) -> None:
+    outputs = dict(zip(runner.outputs, batch.outputs, strict=True))
+    for row, result in enumerate(written(writer, Answer(batch, 0, ROWS, 0.0))["results"]):
+        assert np.array_equal(np.array(result["dirichlet"]["alpha"], np.float32), outputs["alpha"][row])
+        assert np.float32(result["ood"]["value"]) == outputs["mutual_information"][row]
+
+
+def test_the_probability_is_the_metamodels_where_the_class_is(
+    bundle: Bundle, manifest: Manifest, batch: Batch, runner: GraphRunner
+) -> None:
+    moved = dict(zip(runner.outputs, batch.outputs, strict=True))
+    moved["probabilities"] = np.full_like(moved["probabilities"], 0.25)
+    batch = Batch(list(moved.values()), [(ROWS, 0.001)], 0.0)
+    transferred = Bundle(bundle.path, manifest.model_copy(update={"prediction": "meta"}), bundle.graph, bundle.digest)
+    writer = ReplyWriter(transferred, Decider(manifest), runner.outputs)
+    assert written(writer, Answer(batch, 0, 1, 0.0))["results"][0]["prediction"]["probability"] == 0.25
+
+
+def test_a_batch_is_judged_once_for_all_who_asked_the_same(
+    writer: ReplyWriter, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[str] = []
+
+    def count(rule: Any, outputs: Any) -> Any:
+        judged.append(rule.flag.score)
+        return judge(rule, outputs)
+
+    monkeypatch.setattr(module, "judge", count)
+    for row in range(ROWS):
+        written(writer, Answer(batch, row, 1, 0.0))
+        written(writer, Answer(batch, row, 1, 0.0), Asked(score="entropy"))
+        written(writer, Answer(batch, row, 1, 0.0), Asked(score="entropy"))
+    assert judged == ["mutual_information", "entropy"]
+
+
+def test_what_was_asked_for_is_what_the_reply_says(writer: ReplyWriter, batch: Batch) -> None:
+    asked = Asked("precision", 0.2, "marginal", 0.1)
+    (result,) = written(writer, Answer(batch, 1, 1, 0.0), asked)["results"]
+    assert (result["ood"]["score"], result["ood"]["target_fpr"]) == ("precision", 0.2)
+    assert result["ood"]["guarantee"] == "marginal"
+    assert result["ood"]["flag"] == (result["ood"]["value"] < result["ood"]["threshold"])
+    assert result["trust"]["target_risk"] == 0.1
+
+
+def test_a_refusal_of_trust_is_stated_in_the_reply(
+    bundle: Bundle, manifest: Manifest, batch: Batch, runner: GraphRunner
+) -> None:
+    operating = manifest.operating.model_copy(update={"target_risk": 1e-6})
+    strict = manifest.model_copy(update={"operating": operating})
+    writer = ReplyWriter(bundle, Decider(strict), runner.outputs)
+    (result,) = written(writer, Answer(batch, 0, 1, 0.0))["results"]
+    trust = result["trust"]
+    assert (trust["accept"], trust["threshold"], trust["target_risk"]) == (None, None, 1e-6)
+    assert trust["refusal"].startswith("A target risk of 1e-06 needs")

@@ -1,0 +1,168 @@
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from qualms.bundle.file import Bundle
+from qualms.bundle.manifest import Manifest
+from qualms.web import routes as module
+from qualms.web.problems import MEDIA_TYPE
+from qualms.web.routes import route_name
+from qualms.web.state import ServiceState
+
+Start = Callable[..., httpx.Client]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/predict", "predict"),
+        ("/livez", "health"),
+        ("/readyz", "health"),
+        ("/healthz", "health"),
+        ("/models", "models"),
+        ("/models/tiny", "models"),
+        ("/metrics", "metrics"),
+        ("/docs", "docs"),
+        ("/docs/assets/swagger-ui.css", "docs"),
+        ("/openapi.json", "docs"),
+        ("/", "other"),
+        ("/modelsandmore", "other"),
+        ("/predict/", "other"),
+    ],
+)
+def test_every_path_has_one_of_a_few_names(path: str, name: str) -> None:
+    assert route_name(path) == name
+
+
+# Health
+
+
+def test_a_ready_service_says_where_it_runs(client: httpx.Client) -> None:
+    assert client.get("/readyz").json() == {"status": "ready", "provider": "CPUExecutionProvider"}
+    assert client.get("/livez").json() == client.get("/healthz").json() == {"status": "alive"}
+
+
+def test_while_draining_readiness_is_503_and_everything_else_goes_on_and_closes(
+    start_service: Start, encode: Callable[..., bytes], draw_images: Callable[[int, int], Any]
+) -> None:
+    state = ServiceState()
+    client = start_service(state=state)
+    assert "connection" not in client.get("/livez").headers
+    state.draining = True
+    image = encode(draw_images(1, 1)[0])
+    replies = {
+        "/readyz": (client.get("/readyz"), 503),
+        "/livez": (client.get("/livez"), 200),
+        "/models": (client.get("/models"), 200),
+        "/nowhere": (client.get("/nowhere"), 404),
+        "GET /predict": (client.get("/predict"), 405),
+        "POST /predict": (client.post("/predict", content=image, headers={"content-type": "image/png"}), 200),
+        "POST nothing": (client.post("/predict", content=b"", headers={"content-type": "image/png"}), 400),
+    }
+    for name, (reply, status) in replies.items():
+        assert (reply.status_code, reply.headers["connection"]) == (status, "close"), name
+    assert replies["/readyz"][0].json()["detail"] == "The service is stopping."
+
+
+# Models
+
+
+def test_the_model_is_listed_with_what_an_application_needs(
+    client: httpx.Client, bundle: Bundle, manifest: Manifest
+) -> None:
+    (found,) = client.get("/models").json()["models"]
+    assert (found["name"], found["version"], found["digest"]) == ("tiny", "1.2", bundle.digest)
+    assert found["classes"] == manifest.classes
+    assert found["input"] == {"height": 6, "width": 5, "colour": "RGB", "resize": "bilinear", "fit": "stretch"}
+    assert found["provider"] == "CPUExecutionProvider"
+    assert found["operating"]["ood"]["score"] == "mutual_information"
+    assert 0.003 < found["operating"]["ood"]["rate_bound"] < 0.05
+    assert found["operating"]["trust"]["refusal"] is None
+    assert found["calibration"] == {"n": 400, "data": "drawn"}
+    assert list(found["cost_seconds"]) == ["1", "2", "4", "8", "16", "32", "64"]
+
+
+def test_one_model_comes_with_its_manifest_but_not_with_thousands_of_numbers(
+    client: httpx.Client, manifest: Manifest
+) -> None:
+    found = client.get("/models/tiny").json()
+    want = json.loads(manifest.to_json())
+    for left_out in ("scores", "trust"):
+        del want["calibration"][left_out]
+    del want["golden"]
+    assert found.pop("manifest") == want
+    (listed,) = client.get("/models").json()["models"]
+    assert found == listed
+
+
+def test_a_model_that_is_not_here_is_404(client: httpx.Client) -> None:
+    response = client.get("/models/other")
+    assert response.status_code == 404
+    assert response.json()["detail"] == "There is no model 'other' here."
+
+
+# Errors of the framework
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "detail"),
+    [
+        ("GET", "/nowhere", 404, "There is nothing at '/nowhere'."),
+        ("GET", "/docs/assets/nothing.js", 404, "There is nothing at '/docs/assets/nothing.js'."),
+        ("GET", "/docs/assets/../../engine.py", 404, "There is nothing at"),
+        ("POST", "/models", 405, "The method 'POST' is not allowed here; accepted: GET, HEAD."),
+        ("DELETE", "/readyz", 405, "The method 'DELETE' is not allowed here; accepted: GET, HEAD."),
+        ("PUT", "/predict", 405, "The method 'PUT' is not allowed here; accepted: POST."),
+        ("GET", "/" + "x" * 300, 404, "There is nothing at '/" + "x" * 60 + "...'."),
+    ],
+)
+def test_what_the_framework_refuses_is_a_problem_too(
+    client: httpx.Client, method: str, path: str, status: int, detail: str
+) -> None:
+    response = client.request(method, path, headers={"x-request-id": "r1"})
+    assert response.status_code == status
+    assert response.headers["content-type"] == MEDIA_TYPE
+    assert response.json()["request_id"] == response.headers["x-request-id"] == "r1"
+    assert response.json()["detail"].startswith(detail)
+    assert (status == 405) == ("allow" in response.headers)
+
+
+def test_every_reply_has_a_request_id(client: httpx.Client) -> None:
+    for path in ("/livez", "/models", "/metrics", "/docs", "/openapi.json", "/nowhere"):
+        assert re.fullmatch("[0-9a-f]{32}", client.get(path).headers["x-request-id"]), path
+
+
+def test_a_route_that_fails_is_a_problem_without_internals_and_is_counted(
+    start_service: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("address 0xdeadbeef")
+
+    client = start_service()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_summary", fail)
+        response = client.get("/models")
+    assert response.status_code == 500
+    assert response.headers["content-type"] == MEDIA_TYPE
+    assert response.json()["request_id"] == response.headers["x-request-id"]
+    assert "deadbeef" not in response.text
+    assert 'qualms_requests_total{code="500",route="models"} 1.0' in client.get("/metrics").text
+
+
+# Documentation
+
+
+def test_the_documentation_needs_nothing_from_elsewhere(client: httpx.Client) -> None:
+    page = client.get("/docs")
+    assert page.status_code == 200
+    links = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(links) == 3
+    for link in links:
+        assert link.startswith("/docs/assets/")
+        assert client.get(link).status_code == 200, link
+    assert "http://" not in page.text.replace("http://www.w3.org", "")
+    assert "https://" not in page.text

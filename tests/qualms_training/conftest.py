@@ -1,0 +1,70 @@
+import io
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from qualms_training.console import Display
+from qualms_training.recipe import Recipe, check_recipe, load_recipe
+from qualms_training.run import train_recipe
+
+torch.set_num_threads(1)  # one order of summation, so that runs can be compared bit by bit
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of the tiny recipe; read it, do not write to it."""
+    out = tmp_path_factory.mktemp("tiny")
+    train_recipe(
+        load_recipe("tiny"),
+        out=out,
+        cache=out / "cache",
+        data_dir=None,
+        seeds=[0],
+        device=torch.device("cpu"),
+        display=Display(),
+    )
+    return out
+
+
+@pytest.fixture
+def tiny_bundle(tiny_run: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny recipe's bundle that a test may do anything to."""
+    return Path(shutil.copy(tiny_run / "seed-0" / "model.onnx", tmp_path / "tiny.onnx"))
+
+
+@pytest.fixture
+def display() -> Display:
+    """A display that nobody looks at."""
+    return Display(Console(file=io.StringIO()))
+
+
+@pytest.fixture
+def tiny() -> Callable[[Mapping[str, Any]], Recipe]:
+    """The tiny recipe with some values changed, each named by its dotted key."""
+
+    def alter(changes: Mapping[str, Any]) -> Recipe:
+        document = load_recipe("tiny").model_dump(mode="json")
+        for key, value in changes.items():
+            *sections, name = key.split(".")
+            section = document
+            for part in sections:
+                section = section[part]
+            section[name] = value
+        return check_recipe(document, "of a test")
+
+    return alter
+
+
+@pytest.fixture
+def data_dir() -> Path:
+    """The user's data folder; a test that needs it is skipped where there is none."""
+    folder = os.environ.get("QUALMS_DATA")
+    if not folder:
+        pytest.skip("QUALMS_DATA names no folder of real data sets")
+    return Path(folder)

@@ -1,0 +1,36 @@
+"""A device that was asked for by name is used or refused, never replaced."""
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from qualms_training.errors import QualmsError
+from qualms_training.fitting.device import pick_device
+
+
+def test_auto_is_cuda_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert pick_device("auto") == torch.device("cuda")
+    assert pick_device("cuda") == torch.device("cuda")
+    assert pick_device("cpu") == torch.device("cpu")
+
+
+def test_without_cuda_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("cuda", "reason"), [(None, "was built without CUDA"), ("13.0", "found no GPU")])
+def test_cuda_that_is_not_there_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, reason: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    with pytest.raises(QualmsError, match=f"Device 'cuda' was asked for, but .*{reason}; use 'cpu' or 'auto'"):
+        pick_device("cuda")
+
+
+def test_another_name_is_refused() -> None:
+    with pytest.raises(QualmsError, match="Device 'tpu' is not known; accepted are 'auto', 'cpu' and 'cuda'"):
+        pick_device(cast(Any, "tpu"))

@@ -1,0 +1,280 @@
+"""The Dirichlet maths against arithmetic of forty digits, in PyTorch and through the exported ONNX graph."""
+
+from functools import lru_cache
+from typing import Any
+
+import mpmath
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import scipy.special
+import scipy.stats
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qualms_training.bench.score_accuracy import scores_model
+from qualms_training.meta.dirichlet import DirichletScores, kl_divergence, negative_elbo, scores
+
+CLASS_COUNTS = (2, 10, 100, 1000)
+LOWEST, HIGHEST = np.log(1e-6), np.log(1e6)
+TOLERANCE = 1e-5
+DIGITS = 40
+
+
+@lru_cache(maxsize=8)
+def log_alphas(classes: int) -> NDArray[np.float32]:
+    """z (N, K): flat, one class far above or below the others, random, and the two extremes mixed."""
+    rng = np.random.default_rng(classes)
+    rows = [np.full(classes, level) for level in np.linspace(LOWEST, HIGHEST, 7)]
+    rows += [np.r_[HIGHEST, np.full(classes - 1, others)] for others in (LOWEST, 0.0, 5.0)]
+    rows.append(np.r_[LOWEST, np.full(classes - 1, HIGHEST)])
+    rows.append(np.r_[np.full(classes - 1, LOWEST), 0.0])
+    rows += [rng.uniform(LOWEST, HIGHEST, classes) for _ in range(3)]
+    rows.append(rng.uniform(-0.5, 0.5, classes))
+    rows += [rng.permutation(np.where(np.arange(classes) % 2, LOWEST, HIGHEST)) for _ in range(2)]
+    return np.stack(rows).astype(np.float32)
+
+
+@lru_cache(maxsize=100_000)
+def _functions(z: float) -> tuple[Any, Any, Any, Any]:
+    """α, ψ(α), ψ(α + 1) and log Γ(α) of one class."""
+    alpha = mpmath.exp(mpmath.mpf(z))
+    return alpha, mpmath.digamma(alpha), mpmath.digamma(alpha + 1), mpmath.loggamma(alpha)
+
+
+@lru_cache(maxsize=8)
+def exact_scores(classes: int) -> list[dict[str, Any]]:
+    """The textbook formulas for every row of `log_alphas`."""
+    with mpmath.workdps(DIGITS):
+        return [_exact(row) for row in log_alphas(classes)]
+
+
+def _exact(row: NDArray[np.float32]) -> dict[str, Any]:
+    terms = [_functions(float(z)) for z in row]
+    alpha = [term[0] for term in terms]
+    total, classes = mpmath.fsum(alpha), len(alpha)
+    p = [a / total for a in alpha]
+    top = p.index(max(p))
+    entropy = -mpmath.fsum(q * mpmath.log(q) for q in p)
+    expected = mpmath.digamma(total + 1) - mpmath.fsum(q * term[2] for q, term in zip(p, terms, strict=True))
+    log_beta = mpmath.fsum(term[3] for term in terms) - mpmath.loggamma(total)
+    differential = (
+        log_beta + (total - classes) * mpmath.digamma(total) - mpmath.fsum((term[0] - 1) * term[1] for term in terms)
+    )
+    return {
+        "entropy": entropy,
+        "max_probability": p[top],
+        "mutual_information": entropy - expected,
+        "differential_entropy": differential,
+        "precision": total,
+        "log_precision": mpmath.log(total),
+        "expected_entropy": expected,
+        "error_probability": mpmath.fsum(q for k, q in enumerate(p) if k != top),
+    }
+
+
+def largest_errors(found: dict[str, NDArray[np.float32]], classes: int) -> dict[str, float]:
+    """By score: the largest difference, over max(1, |exact|)."""
+    errors = dict.fromkeys(exact_scores(classes)[0], 0.0)
+    for row, exact in enumerate(exact_scores(classes)):
+        for name, want in exact.items():
+            error = float(abs(mpmath.mpf(float(found[name][row])) - want) / max(1, abs(want)))
+            errors[name] = max(errors[name], error if np.isfinite(error) else np.inf)
+    return errors
+
+
+def as_arrays(found: DirichletScores) -> dict[str, NDArray[np.float32]]:
+    return {name: value.numpy() for name, value in found._asdict().items()}
+
+
+def uniform_prior(classes: int) -> Tensor:
+    return torch.ones(classes, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("classes", CLASS_COUNTS)
+def test_every_score_agrees_with_forty_digits(classes: int) -> None:
+    found = as_arrays(scores(torch.from_numpy(log_alphas(classes))))
+    errors = largest_errors(found, classes)
+    assert all(error <= TOLERANCE for error in errors.values()), errors
+
+
+@pytest.mark.parametrize("classes", CLASS_COUNTS)
+def test_scores_are_float32_of_one_value_an_image(classes: int) -> None:
+    z = torch.from_numpy(log_alphas(classes))
+    for name, value in scores(z)._asdict().items():
+        assert value.dtype == torch.float32
+        assert value.shape == (z.shape if name in ("alpha", "probabilities") else z.shape[:1])
+
+
+def test_small_doubts_keep_their_digits() -> None:
+    """1 − max probability and mutual information are small exactly where ranking them matters."""
+    z = torch.tensor([[12.0, -10.0], [12.0, -9.0], [12.0, 12.0]])
+    found = scores(z)
+    rest = torch.tensor([-10.0, -9.0], dtype=torch.float64).exp()
+    expected = rest / (rest + torch.tensor(12.0, dtype=torch.float64).exp())
+    np.testing.assert_allclose(found.error_probability[:2], expected, rtol=1e-6)
+    flat = float(np.exp(12.0))
+    np.testing.assert_allclose(found.mutual_information[2], 0.25 / flat, rtol=1e-4)  # (K − 1) / 2α_0, K = 2
+
+
+@pytest.mark.parametrize("classes", CLASS_COUNTS)
+def test_mutual_information_is_never_negative(classes: int) -> None:
+    rng = np.random.default_rng(1)
+    wide = rng.uniform(LOWEST, HIGHEST, (200, classes))
+    evident = rng.uniform(HIGHEST - 1, HIGHEST, (200, classes))
+    rows = np.concatenate([wide, evident, log_alphas(classes)]).astype(np.float32)
+    assert scores(torch.from_numpy(rows)).mutual_information.min() >= 0
+
+
+@pytest.mark.parametrize("classes", CLASS_COUNTS)
+def test_total_uncertainty_is_epistemic_plus_aleatoric(classes: int) -> None:
+    found = scores(torch.from_numpy(log_alphas(classes)))
+    parts = found.mutual_information.double() + found.expected_entropy.double()
+    np.testing.assert_allclose(parts, found.entropy.double(), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(found.probabilities.sum(dim=-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(found.max_probability.double() + found.error_probability.double(), 1, rtol=0, atol=1e-6)
+
+
+def test_differential_entropy_is_scipys() -> None:
+    alpha = np.random.default_rng(2).uniform(0.3, 30, (20, 5))
+    found = scores(torch.from_numpy(np.log(alpha))).differential_entropy
+    np.testing.assert_allclose(found, [scipy.stats.dirichlet(row).entropy() for row in alpha], rtol=1e-5)
+
+
+exported = lru_cache(maxsize=8)(scores_model)
+
+
+@pytest.mark.parametrize("classes", CLASS_COUNTS)
+def test_the_exported_graph_agrees_with_forty_digits(classes: int) -> None:
+    session = onnxruntime.InferenceSession(exported(classes), providers=["CPUExecutionProvider"])
+    values = session.run(list(DirichletScores._fields), {"z": log_alphas(classes)})
+    found = dict(zip(DirichletScores._fields, values, strict=True))
+    errors = largest_errors(found, classes)
+    assert all(error <= TOLERANCE for error in errors.values()), errors
+    assert found["mutual_information"].min() >= 0
+    np.testing.assert_allclose(found["alpha"], np.exp(log_alphas(classes).astype(np.float64)), rtol=1e-6)
+
+
+def test_the_exported_graph_uses_few_operators_of_the_standard_alone() -> None:
+    model = onnx.load_from_string(exported(10))
+    onnx.checker.check_model(model)
+    assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}
+    assert not model.functions
+    assert len(model.graph.node) <= 100  # each costs a microsecond or two at batch 1
+
+
+def _kl_by_mpmath(alpha: NDArray[np.float64], beta: NDArray[np.float64]) -> float:
+    with mpmath.workdps(DIGITS):
+        a, b = ([mpmath.mpf(float(value)) for value in values] for values in (alpha, beta))
+        total = mpmath.fsum(a)
+        value = mpmath.loggamma(total) - mpmath.loggamma(mpmath.fsum(b))
+        for left, right in zip(a, b, strict=True):
+            value += mpmath.loggamma(right) - mpmath.loggamma(left)
+            value += (left - right) * (mpmath.digamma(left) - mpmath.digamma(total))
+        return float(value)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100])
+@pytest.mark.parametrize("prior", [1.0, 0.3, 7.0])
+def test_kl_divergence_agrees_with_mpmath(classes: int, prior: float) -> None:
+    z = torch.from_numpy(log_alphas(classes)).double()
+    beta = np.full(classes, prior)
+    found = kl_divergence(z, torch.from_numpy(beta))
+    for row, value in zip(z.exp().numpy(), found.tolist(), strict=True):
+        want = _kl_by_mpmath(row, beta)
+        assert abs(value - want) <= 1e-8 * max(1, abs(want))
+
+
+def test_kl_divergence_is_zero_at_the_prior_and_positive_elsewhere() -> None:
+    prior = torch.tensor([0.5, 1.0, 40.0], dtype=torch.float64)
+    at_prior = kl_divergence(prior.log().unsqueeze(0), prior)
+    np.testing.assert_allclose(at_prior, 0, atol=1e-11)
+    assert (kl_divergence(torch.randn(50, 3, dtype=torch.float64), prior) > 0).all()
+
+
+def _oracle_loss(z: Tensor, labels: Tensor, weight: float, prior: Tensor) -> Tensor:
+    """The same objective from torch's own distributions and digamma."""
+    alpha = z.double().exp()
+    chosen = torch.digamma(alpha.gather(-1, labels.unsqueeze(-1)).squeeze(-1))
+    given = torch.distributions.Dirichlet(alpha)
+    wanted = torch.distributions.Dirichlet(prior.expand_as(alpha))
+    return (
+        weight * torch.distributions.kl_divergence(given, wanted) - chosen + torch.digamma(alpha.sum(dim=-1))
+    ).mean()
+
+
+@pytest.mark.parametrize("weight", [1e-3, 0.1, 1.0])
+def test_loss_and_its_gradient_are_those_of_torchs_own_functions(weight: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    z = torch.empty(64, 10, dtype=torch.float64).uniform_(-8, 10, generator=generator)
+    labels = torch.randint(0, 10, (64,), generator=generator)
+    prior = torch.linspace(0.5, 2, 10, dtype=torch.float64)
+    results = []
+    for loss in (negative_elbo, _oracle_loss):
+        leaf = z.clone().requires_grad_()
+        value = loss(leaf, labels, weight, prior)
+        results.append((float(value.detach()), torch.autograd.grad(value, leaf)[0]))
+    (ours, our_gradient), (theirs, their_gradient) = results
+    assert ours == pytest.approx(theirs, rel=1e-10)
+    np.testing.assert_allclose(our_gradient, their_gradient, rtol=1e-8, atol=1e-9)
+
+
+def test_gradient_agrees_with_finite_differences() -> None:
+    z = torch.linspace(-4, 6, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
+    labels = torch.tensor([0, 3, 1])
+    assert torch.autograd.gradcheck(lambda x: negative_elbo(x, labels, 0.1, uniform_prior(4)), (z,))
+
+
+def test_loss_of_float32_logits_is_float64_and_trains_them() -> None:
+    z = torch.zeros(2, 3, requires_grad=True)
+    value = negative_elbo(z, torch.tensor([0, 1]), 0.1, uniform_prior(3))
+    (gradient,) = torch.autograd.grad(value, z)
+    assert value.dtype == torch.float64
+    assert gradient.dtype == torch.float32
+
+
+def _descend(loss: Any, classes: int) -> NDArray[np.float64]:
+    """α (K,) where gradient descent on z ends."""
+    z = torch.zeros(1, classes, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [z], max_iter=500, tolerance_grad=1e-12, tolerance_change=1e-16, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value: Tensor = loss(z)
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    return np.asarray(z.detach().exp()[0], dtype=np.float64)
+
+
+@pytest.mark.parametrize("weight", [1e-3, 0.01, 0.1, 1.0])
+@pytest.mark.parametrize("classes", [2, 10])
+def test_one_sample_overfitted_has_the_closed_form_evidence(weight: float, classes: int) -> None:
+    label = classes - 1
+    found = _descend(lambda z: negative_elbo(z, torch.tensor([label]), weight, uniform_prior(classes)), classes)
+    want = np.ones(classes)
+    want[label] = 1 + 1 / weight
+    np.testing.assert_allclose(found, want, rtol=1e-4)
+
+
+@pytest.mark.parametrize("weight", [0.01, 0.5])
+def test_soft_labels_and_any_prior_have_their_optimum_at_prior_plus_evidence(weight: float) -> None:
+    prior = torch.tensor([0.4, 1.0, 3.0], dtype=torch.float64)
+    eta = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+
+    def expected_loss(z: Tensor) -> Tensor:
+        parts = [eta[y] * negative_elbo(z, torch.tensor([y]), weight, prior) for y in range(3)]
+        return torch.stack(parts).sum()
+
+    optimum = (prior + eta / weight).log().unsqueeze(0).requires_grad_()
+    (gradient,) = torch.autograd.grad(expected_loss(optimum), optimum)
+    np.testing.assert_allclose(gradient, 0, atol=1e-11)
+    nearby = (optimum.detach() + 0.01).requires_grad_()
+    (slope,) = torch.autograd.grad(expected_loss(nearby), nearby)
+    assert slope.abs().max() > 1e-6
+    np.testing.assert_allclose(_descend(expected_loss, 3), optimum.detach().exp()[0], rtol=1e-5)

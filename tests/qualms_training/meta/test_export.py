@@ -1,0 +1,244 @@
+"""The exported graph is PyTorch's to the last digits that matter, and one that is not is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from torch import Tensor, nn
+
+import qualms_training
+from qualms.bundle.runtime import GraphRunner
+from qualms.bundle.scores import DIRICHLET, SCORES
+from qualms_training.errors import ExportError
+from qualms_training.fitting.feature_cache import Extractor
+from qualms_training.meta.export import compare, export_graph, to_onnx
+from qualms_training.meta.fusion import Shown
+from qualms_training.meta.graph import BaseGraph, BundleGraph
+from qualms_training.meta.meta_model import PooledMeta, PublishedMeta, Reduce
+from qualms_training.meta.normalise import Normalise
+from qualms_training.meta.ood_scores import Doubter
+from qualms_training.meta.taps import Tapped
+from qualms_training.models import build, freeze
+
+
+class Exported(NamedTuple):
+    graph: BundleGraph
+    data: bytes
+    differences: dict[str, float]
+    images: NDArray[np.uint8]
+    classes: int
+
+
+def pooled() -> BundleGraph:
+    """As the tiny recipe has it: a pooled meta-model, the base's own class, and a doubter."""
+    torch.manual_seed(0)
+    base = freeze(build("small", 4, 3, 16, 16))
+    reduce = Reduce("pool", 2, ("mean", "max", "std"))
+    extractor = Extractor(Normalise([0.5] * 3, [0.5] * 3), Tapped(base, ["pool1", "pool2"]), reduce)
+    widths = [reduce.output_shape(shape) for shape in ((8, 8, 8), (16, 4, 4))]
+    graph = BundleGraph(extractor, PooledMeta(widths, 4, [32]), doubter=Doubter([w for (w,) in widths], 4, 200)).eval()
+    fit_doubter(graph)
+    return graph
+
+
+def fit_doubter(graph: BundleGraph) -> None:
+    """To random images of many contrasts, of which it then knows distance and surprise."""
+    rng = np.random.default_rng(1)
+    drawn = rng.integers(0, 256, (200, 16, 16, 3)) * rng.random((200, 1, 1, 1)) * rng.random((200, 1, 1, 3))
+    images = torch.from_numpy(drawn.astype(np.uint8))
+    assert graph.doubter is not None
+    with torch.inference_mode():
+        logits, taps = graph.extractor(images)
+        graph.doubter.density.fit([tap.numpy() for tap in taps], rng.integers(4, size=200))
+        doubts = graph.doubter.doubts(logits, torch.rand(200), taps).double().numpy()
+    graph.doubter.fusion.fit(Shown(doubts, np.zeros(200, dtype=np.bool_), {"more": 2 * doubts}))
+
+
+def published() -> BundleGraph:
+    """As the paper has it, with one channel, and the meta-model's class."""
+    torch.manual_seed(0)
+    base = freeze(build("lenet", 10, 1, 32, 32))
+    extractor = Extractor(Normalise([0.13], [0.31]), Tapped(base, ["pool1", "pool2"]), Reduce("flatten"))
+    meta = PublishedMeta([(1176,), (400,)], 10, ["120-P-84-10", "120-84-10"])
+    return BundleGraph(extractor, meta, "meta").eval()
+
+
+@pytest.fixture(scope="module", params=["pooled", "published"])
+def exported(request: pytest.FixtureRequest) -> Exported:
+    graph, shape, classes = {"pooled": (pooled, (16, 16, 3), 4), "published": (published, (32, 32, 1), 10)}[
+        request.param
+    ]
+    images = np.random.default_rng(0).integers(0, 256, (40, *shape), dtype=np.uint8)
+    built = graph()
+    data, differences = export_graph(built, images)
+    return Exported(built, data, differences, images, classes)
+
+
+def by_torch(exported: Exported, images: NDArray[np.uint8]) -> dict[str, Tensor]:
+    with torch.inference_mode():
+        return exported.graph.named(torch.from_numpy(images))
+
+
+@pytest.mark.parametrize("n", [1, 5, 40])
+def test_onnx_runtime_agrees_with_torch_for_every_batch_size(exported: Exported, n: int) -> None:
+    found = GraphRunner(exported.data)(exported.images[:n])
+    for name, want in by_torch(exported, exported.images[:n]).items():
+        assert found[name].shape == tuple(want.shape)
+        np.testing.assert_allclose(found[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_outputs_have_the_names_and_types_of_the_contract(exported: Exported) -> None:
+    session = GraphRunner(exported.data).session
+    (given,) = session.get_inputs()
+    height, width, channels = exported.images.shape[1:]
+    assert (given.name, given.type) == ("image", "tensor(uint8)")
+    assert isinstance(given.shape[0], str)  # a name, so any number of images
+    assert given.shape[1:] == [height, width, channels]
+    vectors = {"base_probabilities", "probabilities", "alpha"}
+    assert [output.name for output in session.get_outputs()] == list(exported.graph.outputs)
+    scores = SCORES if exported.graph.doubter else DIRICHLET
+    assert set(exported.graph.outputs) == {"prediction", *vectors, *scores}
+    for output in session.get_outputs():
+        assert output.type == ("tensor(int64)" if output.name == "prediction" else "tensor(float)")
+        assert output.shape[1:] == ([exported.classes] if output.name in vectors else [])
+
+
+def test_differences_are_reported_and_small(exported: Exported) -> None:
+    assert set(exported.differences) == {"log_alpha", *exported.graph.outputs}
+    assert exported.differences["prediction"] == 0
+    assert max(exported.differences.values()) < 1e-4
+
+
+def test_the_class_is_whose_the_graph_was_told(exported: Exported) -> None:
+    found = GraphRunner(exported.data)(exported.images)
+    source = "base_probabilities" if exported.graph.predicts_by == "base" else "alpha"
+    np.testing.assert_array_equal(found["prediction"], found[source].argmax(axis=1))
+    assert (found["base_probabilities"].argmax(axis=1) != found["alpha"].argmax(axis=1)).any()
+
+
+def test_base_probabilities_are_the_bases_own_softmax(exported: Exported) -> None:
+    extractor = exported.graph.extractor
+    with torch.inference_mode():
+        logits = extractor.tapped.base(extractor.normalise(torch.from_numpy(exported.images)))
+        prediction, probabilities = BaseGraph(extractor)(torch.from_numpy(exported.images))
+    found = GraphRunner(exported.data)(exported.images)
+    np.testing.assert_allclose(found["base_probabilities"], logits.softmax(dim=1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(probabilities, logits.softmax(dim=1), rtol=1e-6)
+    np.testing.assert_array_equal(prediction, logits.argmax(dim=1))
+
+
+def test_a_row_does_not_depend_on_its_neighbours(exported: Exported) -> None:
+    runner = GraphRunner(exported.data)
+    together = runner(exported.images[:6])
+    alone = [runner(exported.images[row : row + 1]) for row in range(6)]
+    for name in exported.graph.outputs:
+        stacked = np.concatenate([one[name] for one in alone])
+        np.testing.assert_allclose(stacked, together[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_no_notes_of_the_exporter_are_left_in_the_file(exported: Exported) -> None:
+    model = onnx.load_from_string(exported.data)
+    onnx.checker.check_model(model)
+    assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}
+    assert not model.metadata_props
+    assert not any(node.doc_string or node.metadata_props for node in model.graph.node)
+    here = Path(qualms_training.__file__).parent.parent
+    for trace in (str(here), ".py", "site-packages", "Traceback"):
+        assert trace.encode() not in exported.data, trace
+
+
+Tamper = Callable[[Any], None]
+
+
+def change_a_weight(model: Any) -> None:
+    """Move the bias of the meta-model's last layer, all classes alike: no prediction changes."""
+    for tensor in model.graph.initializer:
+        if tensor.name.endswith("combine.bias"):
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + np.float32(0.01), tensor.name))
+            return
+    raise AssertionError("the bias is gone")
+
+
+def output_of(model: Any, name: str) -> tuple[Any, int]:
+    """The node that makes an output, and which of its outputs that is."""
+    for node in model.graph.node:
+        if name in node.output:
+            return node, list(node.output).index(name)
+    raise AssertionError(f"no node makes {name}")
+
+
+def swap(first: str, second: str) -> Tamper:
+    def tamper(model: Any) -> None:
+        (one, i), (other, j) = output_of(model, first), output_of(model, second)
+        one.output[i], other.output[j] = second, first
+
+    return tamper
+
+
+def rename_an_output(model: Any) -> None:
+    node, index = output_of(model, "entropy")
+    node.output[index] = "enthalpy"
+    for output in model.graph.output:
+        if output.name == "entropy":
+            output.name = "enthalpy"
+
+
+def put_behind(name: str, operator: str, *inputs: Any) -> Tamper:
+    """Pass an output through one more operator."""
+
+    def tamper(model: Any) -> None:
+        node, index = output_of(model, name)
+        node.output[index] = "before"
+        given = ["before"]
+        for position, value in enumerate(inputs):
+            model.graph.initializer.append(numpy_helper.from_array(value, f"extra{position}"))
+            given.append(f"extra{position}")
+        model.graph.node.append(onnx.helper.make_node(operator, given, [name]))
+
+    return tamper
+
+
+@pytest.mark.parametrize(
+    ("tamper", "says"),
+    [
+        (change_a_weight, "log α by"),
+        (swap("entropy", "mutual_information"), "entropy|mutual_information"),
+        (put_behind("expected_entropy", "Mul", np.float32(1.01)), "expected_entropy"),
+        (put_behind("precision", "Log"), "precision"),
+        (put_behind("mutual_information", "Mul", np.float32("nan")), "mutual_information by inf"),
+        (put_behind("alpha", "Neg"), "log α by inf"),
+        (put_behind("prediction", "Sub", np.int64(1)), "40 of 40 predictions"),
+        (rename_an_output, "lacks the output entropy"),
+    ],
+    ids=["weight", "swapped", "scaled", "logarithm", "NaN", "negative α", "classes", "renamed"],
+)
+def test_a_graph_that_was_tampered_with_is_refused(tamper: Tamper, says: str, exported: Exported) -> None:
+    model = onnx.load_from_string(exported.data)
+    tamper(model)
+    with pytest.raises(ExportError, match=says):
+        compare(exported.graph, GraphRunner(model.SerializeToString()), exported.images)
+
+
+def test_the_untouched_graph_passes_the_same_comparison(exported: Exported) -> None:
+    again = onnx.load_from_string(exported.data).SerializeToString()
+    assert compare(exported.graph, GraphRunner(again), exported.images) == exported.differences
+
+
+class CannotBeExported(nn.Module):
+    def forward(self, image: Tensor) -> Tensor:
+        if image.float().mean() > 100:
+            return image.float().mean((1, 2, 3))
+        inner: Tensor = torch.special.i1(image.float())
+        return inner.mean((1, 2, 3))
+
+
+def test_a_model_that_torch_cannot_export_is_one_sentence() -> None:
+    with pytest.raises(ExportError, match="PyTorch cannot export this model: ") as caught:
+        to_onnx(CannotBeExported(), np.zeros((2, 4, 4, 3), np.uint8), ["value"])
+    assert "\n" not in str(caught.value)

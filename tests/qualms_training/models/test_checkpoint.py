@@ -1,0 +1,126 @@
+"""Weights are read, checked and named without surprises: a wrong file is a sentence, never a wrong model."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qualms_training.errors import ModelError
+from qualms_training.models import check_finite, freeze, identity, load_weights
+from qualms_training.models.small import SmallNet
+
+
+def small(seed: int = 0) -> SmallNet:
+    torch.manual_seed(seed)
+    return SmallNet(3)
+
+
+def save(tmp_path: Path, content: object) -> Path:
+    path = tmp_path / "weights.pt"
+    torch.save(content, path)
+    return path
+
+
+@pytest.mark.parametrize("wrap", [None, "state_dict", "model"])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_state_dict_is_read_bare_wrapped_or_from_data_parallel(tmp_path: Path, wrap: str | None, prefix: str) -> None:
+    source, target = small(1), small(2)
+    state = {prefix + name: tensor for name, tensor in source.state_dict().items()}
+    load_weights(target, save(tmp_path, state if wrap is None else {wrap: state, "epoch": 3}))
+    assert identity(target) == identity(source)
+
+
+def test_a_batch_normalisation_counter_may_be_missing(tmp_path: Path) -> None:
+    source = nn.BatchNorm2d(2)
+    nn.init.constant_(source.weight, 3.0)
+    state = {name: value for name, value in source.state_dict().items() if "num_batches" not in name}
+    target = nn.BatchNorm2d(2)
+    load_weights(target, save(tmp_path, state))
+    assert identity(target) == identity(source)
+
+
+def edited(**changes: Tensor | None) -> dict[str, Tensor]:
+    """A small net's state dict with tensors put in, or taken out for None; `__` stands for a dot."""
+    state: dict[str, Tensor | None] = dict(small().state_dict())
+    state |= {name.replace("__", "."): tensor for name, tensor in changes.items()}
+    return {name: tensor for name, tensor in state.items() if tensor is not None}
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (edited(fc__weight=None, fc__bias=None), "it lacks 2 tensors (first: 'fc.weight')."),
+        (edited(head=torch.zeros(1)), "it has 1 that the model does not know (first: 'head')."),
+        (edited(fc__bias=torch.zeros(7)), "'fc.bias' has shape (7,), but the model takes (3,)."),
+        (edited(fc__bias=None, head=torch.zeros(1)), "(first: 'fc.bias') and it has 1"),
+        ([1, 2], "does not hold a state dict; accepted is a mapping of names to tensors"),
+        ({"epoch": 3}, "does not hold a state dict"),
+        (nn.Linear(1, 1), "cannot be read as a state dict"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, content: object, sentence: str) -> None:
+    path = save(tmp_path, content)
+    target = small()
+    before = identity(target)
+    with pytest.raises(ModelError, match=re.escape(sentence)) as caught:
+        load_weights(target, path)
+    assert str(path) in str(caught.value)
+    assert identity(target) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04broken", b"\x80\x02broken"])
+def test_a_file_of_other_bytes_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "weights.pt"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"weights\.pt' cannot be read as a state dict"):
+        load_weights(small(), path)
+
+
+def test_a_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none.pt"):
+        with pytest.raises(ModelError, match=r"does not exist; a \.pt or \.pth state dict is accepted\."):
+            load_weights(small(), path)
+
+
+def test_non_finite_weights_and_buffers_are_counted() -> None:
+    net = small()
+    check_finite(net)
+    with torch.no_grad():
+        net.fc.bias[:2] = torch.tensor([float("nan"), float("inf")])
+    with pytest.raises(ModelError, match=r"Tensor 'fc.bias' has 2 of 3 values that are not finite"):
+        check_finite(net)
+    norm = nn.BatchNorm2d(4)
+    norm.running_var = torch.full((4,), float("nan"))
+    with pytest.raises(ModelError, match=r"Tensor 'running_var' has 4 of 4 values"):
+        freeze(norm)
+
+
+def test_frozen_means_evaluation_mode_without_gradients() -> None:
+    net = small()
+    assert freeze(net) is net
+    assert not net.training
+    assert not any(weight.requires_grad for weight in net.parameters())
+
+
+def test_identity_changes_with_values_types_shapes_and_names() -> None:
+    identities = [
+        identity(nn.Linear(2, 2, dtype=torch.bfloat16)),
+        identity(small(0)),
+        identity(small(1)),
+        identity(small(0).double()),
+        identity(nn.Sequential(small(0))),
+        identity(nn.Conv2d(1, 1, kernel_size=(1, 4))),
+        identity(nn.Conv2d(1, 1, kernel_size=(4, 1))),
+    ]
+    assert len(set(identities)) == len(identities)
+    assert identity(small(0)) == identity(small(0))
+    assert re.fullmatch("[0-9a-f]{64}", identities[0])
+
+
+def test_identity_ignores_memory_layout() -> None:
+    net = small()
+    before = identity(net)
+    net.conv2.weight.data = net.conv2.weight.data.contiguous(memory_format=torch.channels_last)
+    assert identity(net) == before

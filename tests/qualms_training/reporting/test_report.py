@@ -1,0 +1,190 @@
+"""Tables say what the evaluations say, seed by seed, with the paper's figure beside ours where it has one."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from qualms.bundle.file import open_bundle
+from qualms.bundle.manifest import ErrorResult, Evaluation, OodResult, Realised
+from qualms_training.console import Display
+from qualms_training.paper.figures import Figure, error_figure, ood_figure
+from qualms_training.reporting.plots import save_plots
+from qualms_training.reporting.report import (
+    Cell,
+    Grid,
+    accuracy_line,
+    all_grids,
+    error_grid,
+    ood_grid,
+    promise_grid,
+    to_markdown,
+    to_rich,
+)
+
+
+def evaluation(shift: float = 0.0, *, same: bool = True, supported: bool = True) -> Evaluation:
+    ood = [
+        OodResult(data=data, score=score, auroc=value + shift, aupr=value - 5, fpr95=100 - value, n_id=9, n_ood=9)
+        for data, values in {"kmnist": (95.0, 94.0), "mnist (itself)": (50.0, 50.0)}.items()
+        for score, value in zip(("base_entropy", "mutual_information"), values, strict=True)
+    ]
+    return Evaluation(
+        test_data="mnist",
+        n=200,
+        base_accuracy=98.0 + shift,
+        accuracy=98.5,
+        identical_predictions=same,
+        ood=ood,
+        misclassification=[ErrorResult(score="entropy", auroc=90 + shift, aupr=40)],
+        realised=[
+            Realised(promise="false_alarm_rate", target=0.05, realised=0.04 + shift / 100, n=200),
+            Realised(
+                promise="selective_risk", target=0.01, realised=0.002 if supported else None, n=150 if supported else 0
+            ),
+        ],
+    )
+
+
+def test_a_cell_shows_mean_spread_and_the_papers_figure() -> None:
+    assert str(Cell(91.26, 0.44, 3, Figure(95.8, 0.8))) == "91.3 ± 0.4 (95.8)"
+    assert str(Cell(91.26, 0.0, 1, None)) == "91.3"
+
+
+def test_the_ood_table_is_scores_by_sets_over_seeds() -> None:
+    grid = ood_grid([evaluation(0), evaluation(2)], "auroc", None)
+    assert grid.title == "OOD detection, AUROC in %, fair protocol, mean ± std of 2 seeds"
+    assert grid.columns == ["kmnist", "mnist (itself)"]
+    assert grid.rows == [
+        ("base_entropy", ["96.0 ± 1.0", "51.0 ± 1.0"]),
+        ("mutual_information", ["95.0 ± 1.0", "51.0 ± 1.0"]),
+    ]
+
+
+def test_the_papers_figures_stand_beside_ours_where_it_has_any() -> None:
+    grid = ood_grid([evaluation()], "auroc", "MNIST")
+    assert grid.title.endswith("(the paper's figure)")
+    assert dict(grid.rows)["base_entropy"] == ["95.0 (95.8)", "50.0"]
+    assert dict(ood_grid([evaluation()], "fpr95", "MNIST").rows)["base_entropy"] == ["5.0", "50.0"]
+
+
+def test_misclassification_and_promises_have_tables_of_their_own() -> None:
+    runs = [evaluation(0), evaluation(1, supported=False)]
+    assert dict(error_grid(runs, None).rows)["entropy"] == ["90.5 ± 0.5", "40.0 ± 0.0"]
+    promises = dict(promise_grid(runs).rows)
+    assert promises["false alarm rate ≤ 5"] == ["4.50, worst 5.00", "100.0", "2 of 2"]
+    assert promises["selective risk ≤ 1"] == ["0.20, worst 0.20", "37.5", "1 of 2"]
+
+
+def test_a_promise_no_seed_could_make_is_said_to_be_refused() -> None:
+    promises = dict(promise_grid([evaluation(supported=False)]).rows)
+    assert promises["selective risk ≤ 1"] == ["refused: no threshold could be shown to keep it", "0.0", "0 of 1"]
+
+
+def test_without_errors_in_some_seed_there_is_no_table_of_errors() -> None:
+    perfect = evaluation().model_copy(update={"misclassification": []})
+    assert len(all_grids([evaluation()], None)) == 5
+    assert len(all_grids([evaluation(), perfect], None)) == 4
+
+
+@pytest.mark.parametrize(("same", "words"), [(True, "identical predictions"), (False, "predictions differ")])
+def test_accuracy_before_and_after_is_one_sentence(same: bool, words: str) -> None:
+    line = accuracy_line([evaluation(0), evaluation(1, same=same)])
+    assert line == f"Test accuracy: base alone 98.50 %, bundle 98.50 % ({words})."
+
+
+GRID = Grid("A title", ["left", "right"], [("first", ["1.0", "2.0"]), ("second", ["3.0", "4.0"])])
+
+
+def test_markdown_has_one_row_a_line_and_as_many_cells_in_each() -> None:
+    lines = to_markdown(GRID).splitlines()
+    assert lines[0] == "### A title"
+    assert lines[2:] == ["| |left|right|", "|---|---:|---:|", "| first | 1.0 | 2.0 |", "| second | 3.0 | 4.0 |"]
+
+
+def test_the_terminal_shows_the_same_cells() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(to_rich(GRID))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    for text in ("A title", "left", "right", "first", "second", "1.0", "2.0", "3.0", "4.0"):
+        assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("paper_id", "score", "data", "metric", "figure"),
+    [
+        ("MNIST", "base_entropy", "omniglot", "AUROC", Figure(98.9, 0.5)),
+        ("MNIST", "base_entropy", "cifar10", "AUROC", Figure(99.4, 0.2)),
+        ("CIFAR100", "mutual_information", "svhn", "AUROC", Figure(94.3, 1.0)),
+        ("CIFAR100", "precision", "tiny_imagenet", "AUPR", Figure(83.3, 4.6)),
+    ],
+)
+def test_published_figures_are_found_by_our_names(
+    paper_id: str, score: str, data: str, metric: str, figure: Figure
+) -> None:
+    assert ood_figure(paper_id, score, data, metric) == figure
+
+
+def test_what_the_paper_does_not_report_is_none() -> None:
+    assert ood_figure(None, "entropy", "svhn", "AUROC") is None
+    assert ood_figure("MNIST", "entropy", "svhn", "AUROC") is None
+    assert ood_figure("MNIST", "log_precision", "kmnist", "AUROC") is None
+    assert ood_figure("MNIST", "entropy", "kmnist", "FPR95") is None
+    assert ood_figure("MNIST", "entropy", "mnist (itself)", "AUROC") is None
+    assert error_figure(None, "entropy", "AUROC") is None
+
+
+@pytest.mark.parametrize("paper_id", ["MNIST", "CIFAR10", "CIFAR100"])
+def test_every_score_of_the_paper_is_there_for_every_set_it_has(paper_id: str) -> None:
+    scores = ("entropy", "max_probability", "mutual_information", "differential_entropy", "precision")
+    sets = ("omniglot", "kmnist") if paper_id == "MNIST" else ("svhn", "tiny_imagenet")
+    for score in scores:
+        for data in (*sets, "fashion_mnist", "corrupted"):
+            figure = ood_figure(paper_id, score, data, "AUROC")
+            assert figure is not None, (score, data)
+            assert 40 < figure.mean <= 100
+        error = error_figure(paper_id, score, "AUROC")
+        assert (error is not None) == (score in ("entropy", "max_probability"))  # the only ones of that table
+        assert error is None or 50 < error.mean <= 100
+
+
+def test_notes_stay_on_one_line_and_brackets_in_a_path_are_not_markup() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    display = Display(console)
+    display.note("[bold]wrote[/bold] " + "x" * 100)
+    with display.bar("reading folder:/a[/b]", 3) as advance:
+        advance(3)
+    with display.training_bar("training", 2) as step:
+        step(2, 0.5)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == f"wrote {'x' * 100}\n"
+
+
+def test_a_bar_on_a_terminal_shows_its_title_as_it_is() -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with Display(console).bar("reading folder:/a[/b]", 3) as advance:
+        advance(2)
+    assert isinstance(console.file, io.StringIO)
+    assert "folder:/a[/b]" in console.file.getvalue()
+
+
+def test_plots_are_drawn_for_every_score_even_one_without_spread(tiny_bundle: Path, tmp_path: Path) -> None:
+    manifest = open_bundle(tiny_bundle).manifest
+    rng = np.random.default_rng(0)
+    known = {name: rng.random(50).astype(np.float32) for name in manifest.scores}
+    strange = {name: rng.random(50).astype(np.float32) for name in manifest.scores}
+    known["entropy"] = strange["entropy"] = np.ones(50, np.float32)
+    save_plots(tmp_path / "plots", manifest, known, {"far": strange})
+    assert {path.stem for path in (tmp_path / "plots").iterdir()} == set(manifest.scores)
+    with Image.open(tmp_path / "plots" / "entropy.png") as picture:
+        picture.load()
+        assert picture.width > 500
+
+
+def test_a_base_that_does_not_predict_is_not_compared_with() -> None:
+    found = evaluation().model_copy(update={"base_accuracy": None, "identical_predictions": None})
+    assert accuracy_line([found]) == "Test accuracy: 98.50 %, of the meta-model; the base's classes are not the data's."

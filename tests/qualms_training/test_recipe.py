@@ -1,0 +1,238 @@
+"""A recipe says what is wrong with it: which key, which value, what is accepted; those we ship are right."""
+
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from qualms_training.errors import RecipeError
+from qualms_training.fitting.optimizers import make_optimizer
+from qualms_training.meta.meta_model import PooledMeta, PublishedMeta, Reduce
+from qualms_training.meta.taps import Tapped, choose_taps, tap_shapes
+from qualms_training.models import build, freeze
+from qualms_training.recipe import Optimisation, Recipe, available, check_recipe, load_recipe, parse_recipe
+
+Alter = Callable[[Mapping[str, Any]], Recipe]
+
+CLASSES = {"shapes": 4, "mnist": 10, "cifar10": 10, "cifar100": 100}
+
+
+@pytest.mark.parametrize("name", available())
+def test_every_shipped_recipe_loads_under_its_own_name(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert recipe.description.endswith(".")
+
+
+@pytest.mark.parametrize("name", available())
+def test_every_shipped_recipe_names_taps_and_branches_that_fit_its_base(name: str) -> None:
+    recipe = load_recipe(name)
+    spec, classes = recipe.input, CLASSES[recipe.data.id]
+    base = freeze(build(recipe.base.model, classes, spec.channels, spec.height, spec.width))
+    example = torch.zeros(2, spec.channels, spec.height, spec.width)
+    taps = choose_taps(base, example) if recipe.base.taps == "auto" else recipe.base.taps
+    Tapped(base, taps)
+    reduce = (
+        Reduce("flatten")
+        if recipe.meta.form == "published"
+        else Reduce("pool", recipe.meta.grid, recipe.meta.statistics)
+    )
+    widths = [reduce.output_shape(shape) for shape in tap_shapes(base, taps, example)]
+    with torch.device("meta"):  # the published meta-models have hundreds of millions of weights
+        if recipe.meta.form == "published":
+            PublishedMeta(widths, classes, recipe.meta.branches)
+        else:
+            PooledMeta(widths, classes, recipe.meta.hidden)
+
+
+def test_a_recipe_survives_the_way_through_provenance() -> None:
+    recipe = load_recipe("tiny")
+    assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
+
+
+@pytest.mark.parametrize(
+    "key", ["colour", "data.augment", "data.splits.test", "input.dpi", "base.lrr", "meta.lambda", "operating.fpr"]
+)
+def test_an_unknown_key_is_named_however_deep(key: str, tiny: Alter) -> None:
+    with pytest.raises(RecipeError, match=f"{key}: this field is unknown"):
+        tiny({key: 1})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("name", "My Recipe!", "name: .*match"),
+        ("data.splits.train", 0, r"data\.splits\.train: .*greater than 0"),
+        ("data.splits.calibration", -1, r"data\.splits\.calibration"),
+        ("data.splits.fit", 1.5, r"data\.splits\.fit: .*integer"),
+        ("data.limit", 0, r"data\.limit"),
+        ("data.held_out", "validation", r"data\.held_out: .*'train' or 'test'"),
+        ("input.height", 0, r"input\.height"),
+        ("input.colour", "CMYK", r"input\.colour"),
+        ("input.mean", [0.5], "mean and std need 3 value"),
+        ("input.colour", "L", "mean and std need 1 value"),
+        ("input.std", [0.5, 0.5, 0.0], r"input\.std\.2: .*greater than 0"),
+        ("input.mean", [0.5, 0.5, float("nan")], r"input\.mean\.2: .*finite"),
+        ("input.std", [0.5, 0.5, float("inf")], r"input\.std\.2: .*finite"),
+        ("base.lr", 0, r"base\.lr: .*greater than 0"),
+        ("base.lr", float("nan"), r"base\.lr"),
+        ("base.epochs", 0, r"base\.epochs"),
+        ("base.optimizer", "lion", r"base\.optimizer: .*'sgd' or 'adam'"),
+        ("base.schedule", "linear", r"base\.schedule"),
+        ("base.milestones", [3], "milestones and factors must have one length"),
+        ("base.augment", "mixup", r"base\.augment"),
+        ("base.weights", "base.pt", "weights and weights_saw belong together"),
+        ("base.weights_saw", "all", "weights and weights_saw belong together"),
+        ("base.weights_seed", 0, "'train-split' and weights_seed belong together"),
+        ("base.weights_seed", -1, r"base\.weights_seed: .*greater than or equal to 0"),
+        ("meta.kl_weight", 0, r"meta\.kl_weight: .*greater than 0"),
+        ("meta.prior", -1, r"meta\.prior"),
+        ("meta.form", "linear", r"meta\.form"),
+        ("meta.statistics", ["median"], r"meta\.statistics"),
+        ("meta.stop_noise", [], r"meta\.stop_noise"),
+        ("meta.stop_noise", [[]], r"meta\.stop_noise"),
+        ("meta.stop_noise", [["fog"]], r"meta\.stop_noise.*'permutation'"),
+        ("meta.stop_score", "mutual_informatoin", r"meta\.stop_score is 'mutual_informatoin'; accepted are entropy"),
+        ("operating.score", "energy", r"operating\.score is 'energy'; accepted are entropy"),
+        ("operating.trust_score", "softmax", r"operating\.trust_score is 'softmax'; accepted are"),
+        ("operating.target_fpr", 0, r"operating\.target_fpr"),
+        ("operating.target_risk", 1, r"operating\.target_risk"),
+        ("report_targets", [2.0], "report_targets"),
+    ],
+)
+def test_an_impossible_value_is_named(key: str, value: object, says: str, tiny: Alter) -> None:
+    with pytest.raises(RecipeError, match=says) as caught:
+        tiny({key: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("section", ["base", "meta"])
+def test_milestones_must_ascend_and_belong_to_the_schedule_of_steps(section: str, tiny: Alter) -> None:
+    steps = {f"{section}.schedule": "steps", f"{section}.factors": [0.1, 0.01]}
+    assert tiny({**steps, f"{section}.milestones": [1, 2]})
+    with pytest.raises(RecipeError, match="milestones must ascend"):
+        tiny({**steps, f"{section}.milestones": [2, 1]})
+    with pytest.raises(RecipeError, match="milestones are for schedule 'steps', not 'cosine'"):
+        tiny({**steps, f"{section}.milestones": [1, 2], f"{section}.schedule": "cosine"})
+
+
+def test_nesterov_without_momentum_is_refused_here_and_not_by_the_optimiser(tiny: Alter) -> None:
+    with pytest.raises(RecipeError, match="nesterov needs a momentum"):
+        tiny({"base.nesterov": True, "base.momentum": 0})
+    assert tiny({"base.nesterov": True})
+
+
+def test_thresholds_on_images_the_weights_have_seen_are_refused(tiny: Alter) -> None:
+    given = {"base.weights": "base.pt", "base.weights_saw": "all"}
+    with pytest.raises(RecipeError, match="calibration on training images would be void"):
+        tiny(given)
+    assert tiny({**given, "data.held_out": "test"}).data.held_out == "test"
+    assert tiny({**given, "base.weights_saw": "train-split", "base.weights_seed": 0}).data.held_out == "train"
+
+
+def test_weights_that_saw_a_train_split_say_which_seed_drew_it_and_take_no_other(tiny: Alter) -> None:
+    given = {"base.weights": "base.pt", "base.weights_saw": "train-split"}
+    with pytest.raises(RecipeError, match="say which seed"):
+        tiny(given)
+    recipe = tiny({**given, "base.weights_seed": 3})
+    recipe.check_seed(3)
+    for seed in (0, 4):
+        with pytest.raises(RecipeError, match=f"seed 3 draws, and seed {seed} .*--seed 3 --seeds 1"):
+            recipe.check_seed(seed)
+    tiny({}).check_seed(7)
+
+
+def test_a_recipe_without_such_weights_is_recorded_as_it_always_was(tiny: Alter) -> None:
+    assert "weights_seed" not in tiny({}).model_dump(mode="json")["base"]
+
+
+def test_weights_that_saw_other_data_leave_every_training_image_to_calibrate_on(tiny: Alter) -> None:
+    recipe = tiny({"base.weights": "base.pt", "base.weights_saw": "other-data"})
+    assert recipe.data.held_out == "train"
+    assert recipe.base.weights_file == Path("base.pt")
+
+
+def test_weights_come_with_the_model_only_where_a_function_makes_it(tiny: Alter) -> None:
+    given = {"base.weights": "included", "base.weights_saw": "other-data"}
+    assert tiny({**given, "base.model": "mine.models:pretrained"}).base.weights_file is None
+    for model in ("small", "torchvision:resnet18", "timm:vit"):
+        with pytest.raises(RecipeError, match=f"package.module:function returns, not in '{model}'"):
+            tiny({**given, "base.model": model})
+
+
+def test_a_base_that_does_not_predict_makes_no_errors_to_stop_by(tiny: Alter) -> None:
+    assert tiny({}).prediction == "base"
+    assert tiny({"prediction": "meta"}).prediction == "meta"
+    with pytest.raises(RecipeError, match="by errors of the base.*stop by ood"):
+        tiny({"prediction": "meta", "meta.stop_task": "misclassification"})
+
+
+@pytest.mark.parametrize("missing", ["name", "data", "input", "base", "meta"])
+def test_a_missing_part_is_named(missing: str) -> None:
+    document = load_recipe("tiny").model_dump(mode="json")
+    del document[missing]
+    with pytest.raises(RecipeError, match=f"{missing}: Field required"):
+        check_recipe(document, "mine")
+
+
+def test_text_that_is_not_toml_says_where(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('name = "mine"\ndata = ?\n')
+    with pytest.raises(RecipeError, match=r"mine\.toml is not valid TOML: .*line 2") as caught:
+        load_recipe(str(file))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"absent\.toml cannot be read"):
+        load_recipe(str(tmp_path / "absent.toml"))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecipeError, match=r"binary\.toml cannot be read"):
+        load_recipe(str(tmp_path / "binary.toml"))
+    with pytest.raises(RecipeError, match="cannot be read"):
+        (tmp_path / "folder.toml").mkdir()
+        load_recipe(str(tmp_path / "folder.toml"))
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(RecipeError, match=r"no recipe 'tinny'.*tiny"):
+        load_recipe("tinny")
+
+
+def test_a_file_is_the_same_recipe_as_its_text(tmp_path: Path) -> None:
+    text = (resources.files("qualms_training") / "recipes" / "tiny.toml").read_text()
+    (tmp_path / "mine.toml").write_text(text)
+    assert load_recipe(str(tmp_path / "mine.toml")) == load_recipe("tiny") == parse_recipe(text, "here")
+
+
+def test_the_manifest_gets_the_input_without_the_normalisation() -> None:
+    spec = load_recipe("tiny").input.spec
+    assert (spec.height, spec.width, spec.colour) == (16, 16, "RGB")
+    assert not hasattr(spec, "mean")
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_the_optimiser_is_the_one_a_recipe_names(name: str) -> None:
+    section = Optimisation.model_validate(
+        {"epochs": 1, "lr": 0.3, "optimizer": name, "momentum": 0.8, "nesterov": True, "weight_decay": 0.01}
+    )
+    model = nn.Linear(2, 3)
+    optimizer = make_optimizer(model, section)
+    (group,) = optimizer.param_groups
+    assert isinstance(optimizer, torch.optim.Adam if name == "adam" else torch.optim.SGD)
+    assert (group["lr"], group["weight_decay"]) == (0.3, 0.01)
+    assert {id(parameter) for parameter in group["params"]} == {id(parameter) for parameter in model.parameters()}
+    if name == "sgd":
+        assert (group["momentum"], group["nesterov"]) == (0.8, True)
+
+
+def test_the_rate_counts_a_last_batch_that_is_not_full() -> None:
+    section = Optimisation.model_validate(
+        {"epochs": 4, "batch": 10, "lr": 1.0, "schedule": "steps", "milestones": [1], "factors": [0.5]}
+    )
+    found = section.rate(examples=21)  # three steps an epoch
+    assert [found(step) for step in range(5)] == [1.0, 1.0, 1.0, 0.5, 0.5]

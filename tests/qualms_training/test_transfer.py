@@ -1,0 +1,255 @@
+"""A base whose classes are not the data's: the meta-model predicts, and everything that follows says so."""
+
+import io
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from anyio.from_thread import start_blocking_portal
+from PIL import Image
+from rich.console import Console
+
+from qualms.bundle.file import Bundle, open_bundle
+from qualms.bundle.runtime import GraphRunner
+from qualms.bundle.scores import SCORES
+from qualms.settings import Settings
+from qualms.web.app import create_app
+from qualms_training.console import Display
+from qualms_training.data import load
+from qualms_training.errors import ModelError, RecipeError
+from qualms_training.paper.command import make_tables
+from qualms_training.paper.definition import parse_benchmark
+from qualms_training.paper.protocol import Protocol
+from qualms_training.paper.runner import Job, Result
+from qualms_training.recipe import Recipe, check_recipe, load_recipe
+from qualms_training.reporting.bundle_evaluation import evaluate_bundle
+from qualms_training.run import train_recipe
+from qualms_training.stages import combine
+from qualms_training.stages.context import RunContext
+from qualms_training.stages.features import features
+
+CPU = torch.device("cpu")
+SOURCE = """
+import torch
+
+from qualms_training.models import build
+
+
+def seven():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build("small", 7, 3, 16, 16)
+"""
+PATIENCE = 30.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where a module lies that has a network of seven classes, with weights that have seen nothing of ours."""
+    found = tmp_path_factory.mktemp("transfer")
+    (found / "source_network.py").write_text(SOURCE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(found))
+        yield found
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    """The tiny recipe on that network."""
+    found = load_recipe("tiny").model_dump(mode="json")
+    given = {"model": "source_network:seven", "weights": "included", "weights_saw": "other-data"}
+    return {**found, "prediction": "meta", "base": {**found["base"], **given}}
+
+
+@pytest.fixture(scope="module")
+def recipe(document: Mapping[str, Any]) -> Recipe:
+    return check_recipe(dict(document), "of a test")
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path, recipe: Recipe) -> str:
+    """What a whole run of it says; its files are in the folder `run`."""
+    text = io.StringIO()
+    train_recipe(
+        recipe,
+        out=folder / "run",
+        cache=folder / "cache",
+        data_dir=None,
+        seeds=[0],
+        device=CPU,
+        display=Display(Console(file=text, width=250)),
+    )
+    return text.getvalue()
+
+
+@pytest.fixture(scope="module")
+def bundle(said: str, folder: Path) -> Bundle:
+    return open_bundle(folder / "run" / "seed-0" / "model.onnx")
+
+
+def test_the_bundle_predicts_by_the_meta_model_and_keeps_the_bases_own_softmax(bundle: Bundle) -> None:
+    assert bundle.manifest.prediction == "meta"
+    assert len(bundle.manifest.classes) == 4
+    outputs = GraphRunner(bundle.graph)(np.asarray(load("shapes", "test").images[:50]))
+    assert outputs["base_probabilities"].shape == (50, 7)
+    assert outputs["alpha"].shape == outputs["probabilities"].shape == (50, 4)
+    np.testing.assert_array_equal(outputs["prediction"], outputs["alpha"].argmax(axis=1))
+
+
+def test_nothing_is_said_of_a_base_that_does_not_predict(bundle: Bundle, said: str) -> None:
+    evaluation = bundle.manifest.evaluation
+    assert evaluation
+    assert (evaluation.base_accuracy, evaluation.identical_predictions) == (None, None)
+    assert evaluation.accuracy > 30  # a quarter would be chance
+    assert {row.score for row in evaluation.ood} == {row.score for row in evaluation.misclassification} == set(SCORES)
+    assert "source_network:seven: " in said
+    assert "its classes are not the data's" in said
+    assert f"Test accuracy: {evaluation.accuracy:.2f} %, of the meta-model" in said
+
+
+def test_provenance_says_whose_weights_they_are_and_what_they_saw(bundle: Bundle, recipe: Recipe) -> None:
+    origin = bundle.manifest.provenance
+    assert Recipe.model_validate(origin.recipe) == recipe
+    assert (origin.base["model"], origin.base["weights"]) == ("source_network:seven", "included")
+    assert origin.recipe["base"]["weights_saw"] == "other-data"
+
+
+def test_trust_and_flags_rest_on_the_meta_models_own_classes(bundle: Bundle) -> None:
+    evaluation, calibration = bundle.manifest.evaluation, bundle.manifest.calibration
+    assert evaluation
+    assert calibration.trust.accepted[-1] > 0.9 * calibration.n
+    rate = 100 * calibration.trust.errors[-1] / calibration.trust.accepted[-1]
+    assert rate == pytest.approx(100 - evaluation.accuracy, abs=5)
+    for row in evaluation.realised:
+        assert row.realised is None or row.realised <= 2 * row.target
+
+
+def test_doubts_are_fused_by_errors_of_what_is_served(
+    bundle: Bundle, folder: Path, recipe: Recipe, display: Display
+) -> None:
+    context = RunContext(recipe, 0, folder / "run" / "seed-0", folder / "cache", None, CPU, display)
+    part = context.data.parts["fit"]
+    found = combine.errors(context, features(context, "fit"), part.labels)
+    served = GraphRunner(bundle.graph)(part.images)["prediction"]
+    np.testing.assert_array_equal(found, served != part.labels)
+
+
+def test_a_finished_bundle_can_be_evaluated_again(bundle: Bundle, display: Display) -> None:
+    assert evaluate_bundle(bundle.path, None, display=display) == bundle.manifest.evaluation
+
+
+@contextmanager
+def serving(model: Path) -> Iterator[Callable[..., httpx.Response]]:
+    """(method, path, options of httpx) → a reply of the application, which runs in this process."""
+    app = create_app(Settings(model=str(model), device="cpu", threads=1, decode_threads=1))
+
+    async def answer(method: str, path: str, options: dict[str, Any]) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+            return await client.request(method, path, **options)
+
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(app.router.lifespan_context(app)):
+
+        def ask(method: str, path: str, **options: Any) -> httpx.Response:
+            reply: httpx.Response = portal.call(answer, method, path, options)
+            return reply
+
+        give_up = time.monotonic() + PATIENCE
+        while ask("GET", "/readyz").status_code != 200:
+            assert time.monotonic() < give_up
+        yield ask
+
+
+def test_the_service_serves_it(bundle: Bundle) -> None:
+    pixels = np.asarray(load("shapes", "test").images[0])
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    expected = GraphRunner(bundle.graph)(pixels[None])
+    with serving(bundle.path) as ask:
+        assert ask("GET", "/models").json()["models"][0]["prediction"] == "meta"
+        reply = ask("POST", "/predict", content=file.getvalue(), headers={"content-type": "image/png"})
+    assert reply.status_code == 200
+    (result,) = reply.json()["results"]
+    index = int(expected["prediction"][0])
+    assert result["prediction"]["label"] == bundle.manifest.classes[index]
+    assert result["prediction"]["probability"] == pytest.approx(expected["probabilities"][0, index], rel=1e-4)
+    assert len(result["dirichlet"]["alpha"]) == 4
+
+
+def test_without_saying_so_such_a_base_is_refused_with_the_way_out(
+    folder: Path, tiny: Callable[[Mapping[str, Any]], Recipe], tmp_path: Path, display: Display
+) -> None:
+    given = {"base.model": "source_network:seven", "base.weights": "included", "base.weights_saw": "other-data"}
+    with pytest.raises(ModelError, match="gives 7 logits, and the data have 4 classes; prediction = 'meta'"):
+        train_recipe(
+            tiny(given), out=tmp_path / "run", cache=tmp_path, data_dir=None, seeds=[0], device=CPU, display=display
+        )
+
+
+# The table
+
+BENCHMARK = """
+name = "mine"
+description = "Transfer."
+paper_id = "CIFAR10"
+recipes = ["RECIPE"]
+protocols = ["fair"]
+columns = ["textures", "nothing"]
+other_ids = ["STL10"]
+one_base = true
+
+[methods.fine-tune]
+epochs = 2
+
+[methods.fine-tune-meta]
+epochs = 2
+"""
+
+
+@pytest.fixture
+def file(recipe: Recipe, tmp_path: Path) -> Path:
+    """The recipe as a file."""
+    text = (resources.files("qualms_training") / "recipes" / "tiny.toml").read_text()
+    text = text.replace(
+        'model = "small"', 'model = "source_network:seven"\nweights = "included"\nweights_saw = "other-data"'
+    )
+    path = tmp_path / "mine.toml"
+    path.write_text('prediction = "meta"\n' + text)
+    assert load_recipe(str(path)) == recipe
+    return path
+
+
+def test_its_table_has_the_methods_that_predict_and_no_row_of_the_base(folder: Path, file: Path) -> None:
+    out, text = file.parent / "out", io.StringIO()
+    display = Display(Console(file=text, width=400))
+    benchmark = parse_benchmark(BENCHMARK.replace("RECIPE", str(file)), "of a test")
+
+    def tables(*only: str) -> str:
+        make_tables(
+            benchmark, out=out, cache=folder / "cache", data_dir=None, device=CPU, seeds=2, only=only, display=display
+        )
+        return (out / "mine.md").read_text()
+
+    written = tables()
+    assert {path.name for path in (out / "results").iterdir()} == {"fair"}
+    keys = {path.name for path in (out / "results" / "fair").iterdir()}
+    assert keys == {"fine-tune", "fine-tune-meta", "ours-pooled", "pixels"}
+    found = Result.model_validate_json(Job("ours-pooled", 1, Protocol.fair).file(out).read_text()).measured
+    assert found
+    assert (found.base_error_rate, found.base_errors) == (None, {})
+    assert found.error_rate < 60
+    assert "The base's classes are not those of the data" in written
+    assert "as-published" not in written
+    assert "Misclassification" not in written
+    assert "Base Model" not in written
+    assert "Columns of STL10: not available: there are no data for it." in written
+    with pytest.raises(
+        RecipeError, match="no method 'knn' to run; accepted are fine-tune, fine-tune-meta, ours-pooled"
+    ):
+        tables("knn")

@@ -1,0 +1,220 @@
+"""The subcommands of the offline half; what they need is imported when they run, so that help is instant."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder of NAME-SPLIT.npz files.", envvar="QUALMS_DATA", show_default=False),
+]
+Model = Annotated[str, typer.Argument(help="A bundle's path, or an embedded model's name.")]
+
+
+class Device(StrEnum):
+    """Where to compute."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class ProtocolName(StrEnum):
+    """A protocol of the tables; qualms_training.paper.protocol explains them."""
+
+    fair = "fair"
+    as_published = "as-published"
+
+
+class Stage(StrEnum):
+    """One stage of a run."""
+
+    base = "base"
+    features = "features"
+    fit = "fit"
+    combine = "combine"
+    export = "export"
+    calibrate = "calibrate"
+    evaluate = "evaluate"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands below to `qualms`."""
+    app.command()(train)
+    app.command()(evaluate)
+    app.command()(calibrate)
+    app.command()(compare)
+    app.command()(tables)
+    app.command()(data)
+    app.command()(recipes)
+    app.command("bench-fit")(bench_fit)
+    app.command("bench-graph")(bench_graph)
+    app.command("bench-scores")(bench_scores)
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `qualms recipes`) or a .toml file.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the run.")],
+    data: Data = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from --seed.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    device: Device = Device.auto,
+    stage: Annotated[Stage | None, typer.Option(help="This stage alone.", show_default=False)] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Where bases and features are kept; recipes may share it.", show_default="OUT/cache"),
+    ] = None,
+) -> None:
+    """Run a recipe from data to one calibrated ONNX file; run it again to go on where it was interrupted."""
+    from qualms_training.fitting.device import pick_device
+    from qualms_training.recipe import load_recipe
+    from qualms_training.run import train_recipe
+
+    train_recipe(
+        load_recipe(recipe),
+        out=out,
+        cache=cache or out / "cache",
+        data_dir=data,
+        seeds=range(seed, seed + seeds),
+        device=pick_device(device.value),
+        only=stage.value if stage else None,
+    )
+
+
+def evaluate(
+    model: Model,
+    data: Data = None,
+    ood: Annotated[
+        list[str] | None, typer.Option(help="OOD set; repeat for more.", show_default="the recipe's")
+    ] = None,
+) -> None:
+    """Evaluate a bundle on its test set and on strangers, and print the tables."""
+    from qualms.bundle.embedded import resolve
+    from qualms_training.reporting.bundle_evaluation import evaluate_bundle
+
+    evaluate_bundle(resolve(model), data, ood)
+
+
+def calibrate(
+    model: Model,
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="NAME-SPLIT.npz, or a folder of class folders of images.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Write here.", show_default="over MODEL")] = None,
+    name: Annotated[str | None, typer.Option(help="Its name from now on.", show_default="as it is")] = None,
+    target_fpr: Annotated[float | None, typer.Option(help="Default false-alarm rate.", show_default="as it is")] = None,
+    target_risk: Annotated[
+        float | None, typer.Option(help="Default risk of trusted predictions.", show_default="as it is")
+    ] = None,
+) -> None:
+    """Recalibrate a bundle on your own labelled, in-distribution images; needs no torch."""
+    from qualms.bundle.embedded import available, resolve
+    from qualms_training.reporting.recalibration import recalibrate
+
+    if out is None and model in available():
+        raise typer.BadParameter(f"the embedded model {model} is not written over: give --out")
+    path = resolve(model)
+    recalibrate(path, data, out or path, name=name, target_fpr=target_fpr, target_risk=target_risk)
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A bundle or a run folder.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
+) -> None:
+    """Set the evaluations of two bundles, or of two runs seed by seed, side by side."""
+    from qualms_training.reporting.compare import compare_runs
+
+    compare_runs(first, second)
+
+
+def tables(
+    benchmark: Annotated[str, typer.Argument(help="mnist, cifar10, cifar100, transfer, tiny, or a .toml file.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for results and tables.")],
+    data: Data = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Where bases and features are kept; recipes may share it.", show_default="OUT/cache"),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many, from 0.", show_default="the benchmark's")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Run this method alone; repeat for more.", show_default="all")
+    ] = None,
+    protocol: Annotated[
+        ProtocolName | None, typer.Option(help="Under this protocol alone.", show_default="the benchmark's")
+    ] = None,
+    device: Device = Device.auto,
+) -> None:
+    """Make the paper's tables again: every method, two protocols; run it again to go on where it was interrupted."""
+    from qualms_training.fitting.device import pick_device
+    from qualms_training.paper.command import make_tables
+    from qualms_training.paper.definition import load_benchmark
+
+    loaded = load_benchmark(benchmark)
+    if protocol is not None:
+        loaded = loaded.under(protocol.value)
+    make_tables(
+        loaded,
+        out=out,
+        cache=cache or out / "cache",
+        data_dir=data,
+        device=pick_device(device.value),
+        seeds=seeds,
+        only=only or [],
+    )
+
+
+def data(
+    name: Annotated[str, typer.Argument(help="mnist, fashion_mnist, kmnist, omniglot, cifar10, cifar100 or svhn.")],
+    out: Annotated[Path, typer.Option("--out", help="The data folder to add it to.")],
+    mirror: Annotated[
+        str | None, typer.Option(envvar="QUALMS_MIRROR", help="Address to download from instead.", show_default=False)
+    ] = None,
+) -> None:
+    """Download a data set and write it as NAME-SPLIT.npz files."""
+    from qualms_training.data.download import download
+
+    for path in download(name, out, mirror):
+        typer.echo(f"wrote {path}")
+
+
+def recipes() -> None:
+    """List the recipes that come with Qualms."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from qualms_training.recipe import available, load_recipe
+
+    table = Table("recipe", "description", header_style="bold")
+    for name in available():
+        table.add_row(name, load_recipe(name).description)
+    Console().print(table)
+
+
+def bench_fit(
+    images: Annotated[int, typer.Option(min=128, help="Training images.")] = 1024,
+    epochs: Annotated[int, typer.Option(min=1)] = 20,
+    recipe: Annotated[str, typer.Option(help="Recipe whose base and meta-model are used.")] = "cifar10-vgg16-pooled",
+) -> None:
+    """Meta-training on cached features against running the base in every epoch."""
+    from qualms_training.bench.fit_speed import bench_fit as bench
+
+    bench(recipe, images, epochs)
+
+
+def bench_graph(
+    recipe: Annotated[str, typer.Option(help="Recipe whose base and meta-model are used.")] = "cifar10-vgg16-pooled",
+    repeats: Annotated[int, typer.Option(min=5)] = 60,
+) -> None:
+    """The full graph's time against the base's alone, and the microseconds the scores add."""
+    from qualms_training.bench.graph_cost import bench_graph as bench
+
+    bench(recipe, repeats)
+
+
+def bench_scores() -> None:
+    """Errors of the exported scores against high-precision arithmetic, as a table."""
+    from qualms_training.bench.score_accuracy import bench_scores as bench
+
+    bench()

@@ -1,0 +1,70 @@
+"""The user's own data: a folder with one folder of images a class."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from qualms_training.data.dataset import ImageSet
+from qualms_training.errors import DataError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+_SIDECARS = (
+    "thumbs.db",
+    "desktop.ini",
+)  # what file managers leave behind; hidden files are passed over anyway
+
+
+def read_folder(root: Path, split: str) -> ImageSet:
+    """List the images of ROOT/CLASS/…, or of ROOT/SPLIT/CLASS/… where that exists.
+
+    They are decoded when needed. Classes and files are sorted by name, so that the same folder always gives
+    the same labels and order.
+    """
+    if not root.is_dir():
+        raise DataError(f"Data folder {root} does not exist; a folder with one folder of images a class is needed.")
+    top = root / split if _has_folders(root / split) else root
+    classes = _class_folders(top)
+    paths, labels = [], []
+    for label, folder in enumerate(classes):
+        images = list(_images(folder))
+        if not images:
+            raise DataError(f"Class folder {folder} has no images; remove it or add images ({', '.join(SUFFIXES)}).")
+        paths += images
+        labels += [label] * len(images)
+    names = tuple(folder.name for folder in classes)
+    return ImageSet(root.name, split, tuple(paths), np.array(labels, dtype=np.int64), names)
+
+
+def _class_folders(top: Path) -> list[Path]:
+    folders = []
+    for entry in _visible(top):
+        if entry.is_dir():
+            folders.append(entry)
+        elif entry.suffix.lower() in SUFFIXES:
+            raise DataError(f"Image {entry} belongs to no class; images are accepted in class folders only.")
+    if not folders:
+        raise DataError(f"Data folder {top} has no class folders; one folder of images a class is needed.")
+    return folders
+
+
+def _images(folder: Path) -> Iterator[Path]:
+    for entry in _visible(folder):
+        if entry.is_dir():
+            raise DataError(
+                f"Class folder {folder} holds the folder {entry.name}; "
+                "accepted are FOLDER/CLASS/IMAGE and FOLDER/SPLIT/CLASS/IMAGE."
+            )
+        if entry.suffix.lower() not in SUFFIXES:
+            raise DataError(f"File {entry} is not an image by its name; accepted are {', '.join(SUFFIXES)}.")
+        yield entry
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    for entry in sorted(folder.iterdir(), key=lambda path: path.name):
+        if not entry.name.startswith(".") and entry.name.lower() not in _SIDECARS:
+            yield entry
+
+
+def _has_folders(folder: Path) -> bool:
+    return folder.is_dir() and any(entry.is_dir() for entry in _visible(folder))

@@ -1,0 +1,1 @@
+"""Fit networks: the training loop, schedules, optimisers and the feature cache."""

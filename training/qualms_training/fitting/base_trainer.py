@@ -1,0 +1,78 @@
+"""Train a base classifier on images held in memory, with checkpoints that resume exactly."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from qualms_training.fitting.loop import Hooks, Progress, Schedule, run
+from qualms_training.fitting.optimizers import make_optimizer
+from qualms_training.meta.normalise import Normalise
+from qualms_training.recipe import BaseSection
+
+_PAD = 4
+
+
+def train_base(
+    model: nn.Module,
+    normalise: Normalise,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    section: BaseSection,
+    *,
+    seed: int,
+    checkpoint: Path,
+    fingerprint: str,
+    device: torch.device,
+    hooks: Hooks | None = None,
+    criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    clip_norm: float | None = None,
+) -> Progress:
+    """Train `model` in place on images (N, H, W, C) and labels (N,).
+
+    `criterion` takes the model's outputs (N, K) and labels (N,) to the mean loss.
+    """
+    model.to(device)
+    normalise.to(device)
+    pixels, targets = torch.from_numpy(images), torch.from_numpy(labels)
+    schedule = Schedule(len(labels), section.batch, section.epochs, section.rate(len(labels)), seed, clip_norm)
+    optimizer = make_optimizer(model, section)
+
+    def loss(indices: NDArray[np.int64], generator: torch.Generator) -> Tensor:
+        chosen = torch.from_numpy(indices)
+        batch = pixels[chosen]
+        if section.augment == "crop-flip":
+            batch = crop_and_flip(batch, generator)
+        return criterion(model(normalise(batch.to(device))), targets[chosen].to(device))
+
+    return run(model, optimizer, loss, schedule, checkpoint, fingerprint, hooks)
+
+
+def crop_and_flip(images: Tensor, generator: torch.Generator) -> Tensor:
+    """A random crop after padding by 4 and a random mirror image for each of (N, H, W, C)."""
+    n, height, width, _ = images.shape
+    padded = F.pad(images, (0, 0, _PAD, _PAD, _PAD, _PAD))
+    top = torch.randint(0, 2 * _PAD + 1, (n, 1), generator=generator)
+    left = torch.randint(0, 2 * _PAD + 1, (n, 1), generator=generator)
+    mirrored = torch.rand((n, 1), generator=generator) < 0.5
+    rows = top + torch.arange(height)
+    columns = left + torch.where(mirrored, torch.arange(width - 1, -1, -1), torch.arange(width))
+    return padded[torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+@torch.inference_mode()
+def predict_logits(
+    model: nn.Module, normalise: Normalise, images: NDArray[np.uint8], device: torch.device, batch: int = 512
+) -> NDArray[np.float32]:
+    """Logits (N, K) of images (N, H, W, C)."""
+    model.to(device).eval()
+    normalise.to(device)
+    parts = [
+        model(normalise(torch.from_numpy(images[start : start + batch]).to(device))).float().cpu()
+        for start in range(0, len(images), batch)
+    ]
+    return torch.cat(parts).numpy()

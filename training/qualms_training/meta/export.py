@@ -1,0 +1,106 @@
+"""Export a graph to ONNX and believe it only after ONNX Runtime has agreed with PyTorch on real inputs."""
+
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from qualms.bundle.runtime import INPUT, GraphRunner
+from qualms.errors import first_line
+from qualms_training.errors import ExportError
+from qualms_training.meta.graph import BundleGraph
+
+OPSET = 20
+LOG_ALPHA_TOLERANCE = 1e-4
+OUTPUT_TOLERANCE = 1e-3
+"""of every other output, relative above 1 and absolute below it: more than log α may move any of them"""
+
+
+def to_onnx(module: nn.Module, example: NDArray[np.uint8], outputs: Sequence[str]) -> bytes:
+    """An ONNX model of `module` with a dynamic batch; `example` is (N ≥ 2, H, W, C) uint8."""
+    module = module.cpu().eval()
+    # The exporter speaks to its developers, through warnings and the log; users get our own errors.
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module,
+                (torch.from_numpy(example),),
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                input_names=[INPUT],
+                output_names=list(outputs),
+                dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+            )
+    except Exception as error:
+        raise ExportError(f"PyTorch cannot export this model: {first_line(error)}.") from error
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+    assert program is not None
+    model = program.model_proto
+    strip_debug_notes(model)
+    return bytes(model.SerializeToString())
+
+
+def strip_debug_notes(model: Any) -> None:
+    """Drop the exporter's per-node notes: they hold stack traces with paths, and double a small file's size."""
+    del model.metadata_props[:]
+    model.graph.doc_string = ""
+    del model.graph.metadata_props[:]
+    del model.graph.value_info[:]
+    for node in model.graph.node:
+        node.doc_string = ""
+        del node.metadata_props[:]
+    for value in (*model.graph.input, *model.graph.output, *model.graph.initializer):
+        value.doc_string = ""
+        del value.metadata_props[:]
+
+
+def export_graph(graph: BundleGraph, images: NDArray[np.uint8]) -> tuple[bytes, dict[str, float]]:
+    """The checked ONNX bytes and how far they are from PyTorch on `images` (N ≥ 2, H, W, C)."""
+    data = to_onnx(graph, images[:2], graph.outputs)
+    return data, compare(graph, GraphRunner(data), images)
+
+
+@torch.inference_mode()
+def compare(graph: BundleGraph, runner: GraphRunner, images: NDArray[np.uint8]) -> dict[str, float]:
+    """Largest differences between PyTorch and ONNX Runtime; ExportError if they are not the same model."""
+    expected = graph.cpu().eval().named(torch.from_numpy(images))
+    found = runner(images)
+    if missing := [name for name in expected if name not in found]:
+        raise ExportError(f"The exported graph lacks the output {missing[0]}.")
+    differences = {name: _difference(found[name], value.numpy()) for name, value in expected.items()}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_alpha = _difference(np.log(found["alpha"]), expected["alpha"].log().numpy(), scaled=False)
+    disagreements = int((found["prediction"] != expected["prediction"].numpy()).sum())
+    if log_alpha > LOG_ALPHA_TOLERANCE or disagreements:
+        raise ExportError(
+            f"The exported graph differs from PyTorch: log α by {log_alpha:.1e} "
+            f"(at most {LOG_ALPHA_TOLERANCE:.0e} is accepted) and {disagreements} of {len(images)} predictions."
+        )
+    worst = max(differences, key=lambda name: differences[name])
+    if differences[worst] > OUTPUT_TOLERANCE:
+        raise ExportError(
+            f"The exported graph differs from PyTorch: {worst} by {differences[worst]:.1e} "
+            f"(at most {OUTPUT_TOLERANCE:.0e} is accepted)."
+        )
+    return {"log_alpha": log_alpha, **differences}
+
+
+def _difference(found: NDArray[Any], expected: NDArray[Any], *, scaled: bool = True) -> float:
+    """Largest difference, over max(1, |expected|) if `scaled`; infinite where type, shape or finiteness differ."""
+    if found.dtype != expected.dtype or found.shape != expected.shape or not np.isfinite(found).all():
+        return float("inf")
+    size = np.maximum(1.0, np.abs(expected)) if scaled else 1.0
+    return float(np.max(np.abs(found - expected) / size))

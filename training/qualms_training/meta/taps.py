@@ -1,0 +1,226 @@
+"""Taps: what a frozen base computes on the way to its logits, read at named modules without changing it."""
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from qualms_training.errors import ModelError
+from qualms_training.models.suggest import nearest
+
+MAX_STAGES = 4  # more spatial taps cost time and memory and bring little
+SHRINK = 2 / 3  # a stride of 2 leaves at most this of a side; an unpadded convolution leaves more
+ASPECT = 1.5  # an output stretched more than this against the image is not laid out as (N, C, H, W)
+
+
+class Tapped(nn.Module):
+    """A frozen base that also returns what its named modules put out.
+
+    `forward` takes images (N, C, H, W) and returns logits (N, K) and one feature (N, ...) a tap, in the order
+    of `names`. It stays in evaluation mode whatever its parents do, and exports to ONNX like the base itself.
+    """
+
+    def __init__(self, base: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        _check_names(base, names)
+        self.base = base
+        self.names = list(names)
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self.eval()
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation mode whatever `mode`: a frozen base is the same function at all times."""
+        return super().train(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Normalised images (N, C, H, W) to logits (N, K) and the tap features (N, ...)."""
+        tapped = {name: self.base.get_submodule(name) for name in self.names}
+        with _recorded(tapped, copy=True) as calls:
+            logits = self.base(x)
+        if not isinstance(logits, Tensor) or logits.ndim != 2:
+            raise ModelError(f"The base returned {_describe(logits)}; it must return logits (N, K).")
+        return logits, [self._feature(name, calls, x.shape[0]) for name in self.names]
+
+    def _feature(self, name: str, calls: "list[_Call]", batch: int) -> Tensor:
+        """The output of tap `name`, if it is one that can be relied on."""
+        outputs = [call.output for call in calls if call.name == name]
+        if len(outputs) != 1:
+            raise ModelError(f"Tap {name!r} ran {len(outputs)} times in one pass; a tap must run exactly once.")
+        feature = outputs[0]
+        if not isinstance(feature, Tensor) or feature.ndim < 2 or feature.shape[0] != batch:
+            raise ModelError(
+                f"Tap {name!r} returned {_describe(feature)} for {batch} images; "
+                "a tap must return one tensor whose first axis is the batch."
+            )
+        shape = tuple(feature.shape[1:])
+        if shape != self._shapes.get(name, shape):
+            raise ModelError(
+                f"Tap {name!r} changed its shape from {self._shapes[name]} to {shape}; "
+                "the shape of a tap must depend on neither the batch nor the image."
+            )
+        if not torch.compiler.is_exporting():  # there, sizes may be symbols of a trace that ends with it
+            self._shapes[name] = shape
+        return feature
+
+
+def tap_shapes(base: nn.Module, names: Sequence[str], example: Tensor) -> list[tuple[int, ...]]:
+    """Shape of each tap without its batch axis, for images like `example` (N, C, H, W)."""
+    tapped = Tapped(base, names)
+    with torch.no_grad():
+        tapped(torch.cat([example, example]))  # a shape that depends on the batch differs in the next pass
+        _, features = tapped(example)
+    return [tuple(feature.shape[1:]) for feature in features]
+
+
+def list_taps(base: nn.Module, example: Tensor) -> list[tuple[str, tuple[int, ...]]]:
+    """Every module that can be tapped, in the order in which they end, with its shape without the batch."""
+    return [(call.name, tuple(output.shape[1:])) for call, output in _usable(_trace(base, example), example)]
+
+
+def choose_taps(base: nn.Module, example: Tensor) -> list[str]:
+    """Taps for a base nobody has chosen any for: where each resolution ends, and what the last layer sees.
+
+    A resolution counts if the image was down-sampled to it; its tap is the last of its least nested modules,
+    so that a whole stage wins over the layers in it. At most four of them, the deepest, and then the module
+    that makes the input of the last linear layer.
+    """
+    calls = _trace(base, example)
+    chosen = _stages(_usable(calls, example), example)[-MAX_STAGES:]
+    penultimate = _maker_of_last_linear_input(base, calls, example)
+    if penultimate is None and len(chosen) < 2:
+        raise ModelError(
+            f"No good taps could be chosen for {type(base).__name__}, which neither down-samples images "
+            "in steps nor has a module that feeds its last linear layer; name some of those that "
+            "qualms_training.meta.taps.list_taps lists."
+        )
+    return chosen if penultimate is None or penultimate in chosen else [*chosen, penultimate]
+
+
+def open_head(base: nn.Module, example: Tensor) -> tuple[nn.Module, str, nn.Linear]:
+    """A copy of `base` in which what its last linear layer sees can be tapped, the tap's name, and that layer.
+
+    The layer must take (N, D) and make the logits.
+    """
+    calls = _trace(base, example)
+    linear = [call for call in calls if isinstance(base.get_submodule(call.name), nn.Linear)]
+    with torch.no_grad():
+        logits = base(example)
+    last = linear[-1] if linear else None
+    if last is None or not isinstance(last.output, Tensor) or not torch.equal(last.output, logits):
+        raise ModelError(f"The logits of {type(base).__name__} are not made by a linear layer, which is needed here.")
+    opened = copy.deepcopy(base)
+    layer = opened.get_submodule(last.name)
+    assert isinstance(layer, nn.Linear)
+    opened.set_submodule(last.name, nn.Sequential(nn.Identity(), layer))
+    return opened.eval(), f"{last.name}.0", layer
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One run of one module."""
+
+    name: str
+    inputs: tuple[object, ...]
+    output: object
+
+
+@contextmanager
+def _recorded(modules: Mapping[str, nn.Module], *, copy: bool) -> Iterator[list[_Call]]:
+    """Fill the list with the calls of `modules` in the order in which they end, while the context lasts.
+
+    With `copy`, an output is kept as the module returned it even if a later layer overwrites it in place.
+    """
+    calls: list[_Call] = []
+
+    def watch(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
+        def record(_: nn.Module, inputs: tuple[object, ...], output: object) -> None:
+            kept = output.clone() if copy and isinstance(output, Tensor) else output
+            calls.append(_Call(name, inputs, kept))
+
+        return module.register_forward_hook(record)
+
+    handles = [watch(name, module) for name, module in modules.items()]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _trace(base: nn.Module, example: Tensor) -> list[_Call]:
+    """Every call of every submodule of `base` in one pass, in evaluation mode."""
+    modules = {name: module for name, module in base.named_modules() if name}
+    with torch.no_grad(), _recorded(modules, copy=False) as calls:
+        base.eval()(example)
+    return calls
+
+
+def _usable(calls: list[_Call], example: Tensor) -> list[tuple[_Call, Tensor]]:
+    """The calls whose module can be a tap, each with its output (N, ...)."""
+    runs = Counter(call.name for call in calls)
+    return [
+        (call, call.output)
+        for call in calls
+        if runs[call.name] == 1
+        and isinstance(call.output, Tensor)
+        and call.output.ndim >= 2
+        and call.output.shape[0] == example.shape[0]
+    ]
+
+
+def _stages(calls: list[tuple[_Call, Tensor]], example: Tensor) -> list[str]:
+    """The module that ends each down-sampled resolution, from the finest to the coarsest above 1x1."""
+    image = (example.shape[-2], example.shape[-1])
+    last: dict[tuple[int, int], str] = {}
+    for call, output in calls:
+        if output.ndim != 4:
+            continue
+        size = (output.shape[-2], output.shape[-1])
+        stretch = size[0] * image[1] / (size[1] * image[0])
+        is_image = 1 / ASPECT <= stretch <= ASPECT and size <= image  # some models enlarge their input first
+        if is_image and call.name.count(".") <= last.get(size, call.name).count("."):
+            last[size] = call.name
+    sizes = sorted({image, *last}, reverse=True)
+    return [
+        last[size]
+        for finer, size in pairwise(sizes)
+        if size != (1, 1) and min(size[0] / finer[0], size[1] / finer[1]) <= SHRINK
+    ]
+
+
+def _maker_of_last_linear_input(base: nn.Module, calls: list[_Call], example: Tensor) -> str | None:
+    """The usable module whose output, possibly reshaped, is the input of the last linear layer that ran."""
+    linear = [at for at, call in enumerate(calls) if isinstance(base.get_submodule(call.name), nn.Linear)]
+    if not linear:
+        return None
+    seen = next(iter(calls[linear[-1]].inputs), None)  # nothing if it was passed by keyword
+    makers = [
+        call.name
+        for call, output in _usable(calls[: linear[-1]], example)
+        if isinstance(seen, Tensor) and (output.data_ptr(), output.numel()) == (seen.data_ptr(), seen.numel())
+    ]
+    return makers[-1] if makers else None
+
+
+def _check_names(base: nn.Module, names: Sequence[str]) -> None:
+    if not names:
+        raise ModelError(f"No taps were named for {type(base).__name__}; at least one module name is needed.")
+    known = [name for name, _ in base.named_modules(remove_duplicate=False) if name]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ModelError(f"Tap {name!r} is named {count} times; each tap may be named once.")
+        if name not in known:
+            raise ModelError(
+                f"Tap {name!r} is not a module of {type(base).__name__}, whose tappable modules "
+                f"qualms_training.meta.taps.list_taps lists{nearest(name, known)}"
+            )
+
+
+def _describe(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

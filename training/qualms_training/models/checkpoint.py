@@ -1,0 +1,92 @@
+"""A model's weights: read, checked, frozen and named, because all that follows trusts them blindly."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+
+from qualms_training.errors import ModelError
+
+WRAPPERS = ("state_dict", "model")  # keys under which common training scripts keep the weights
+COUNTER = "num_batches_tracked"  # batch normalisation counts in training only; old checkpoints lack it
+M = TypeVar("M", bound=nn.Module)
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Put the state dict of a .pt or .pth file into `model`; every tensor must be there and fit."""
+    state = _read_state_dict(path)
+    wanted = model.state_dict()
+    _check_keys(path, wanted, state)
+    for name, tensor in state.items():
+        if tensor.shape != wanted[name].shape:
+            raise ModelError(
+                f"Weights file {str(path)!r}: tensor {name!r} has shape {tuple(tensor.shape)}, "
+                f"but the model takes {tuple(wanted[name].shape)}."
+            )
+    model.load_state_dict(state, strict=False)
+
+
+def check_finite(model: nn.Module) -> None:
+    """Refuse a model with a NaN or an infinity in any weight or buffer."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        bad = int((~torch.isfinite(tensor)).sum())
+        if bad:
+            raise ModelError(
+                f"Tensor {name!r} has {bad} of {tensor.numel()} values that are not finite; "
+                "every weight and buffer of a model must be a finite number."
+            )
+
+
+def freeze(model: M) -> M:
+    """Make `model` a fixed function: evaluation mode, no gradients, finite throughout; return it."""
+    check_finite(model)
+    return model.eval().requires_grad_(False)
+
+
+def identity(model: nn.Module) -> str:
+    """SHA-256 of all weights and buffers (names, types, shapes, bytes): equal models, equal identity."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _read_state_dict(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ModelError(f"Weights file {str(path)!r} does not exist; a .pt or .pth state dict is accepted.")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # any bytes may be in the file, so any exception may come out of it
+        raise ModelError(
+            f"Weights file {str(path)!r} cannot be read as a state dict saved by torch.save "
+            f"({type(error).__name__}); whole pickled models are not accepted."
+        ) from error
+    for key in WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ModelError(
+            f"Weights file {str(path)!r} does not hold a state dict; accepted is a mapping of names to "
+            f"tensors, as it is or under one of the keys {', '.join(map(repr, WRAPPERS))}."
+        )
+    state = dict(content)
+    consume_prefix_in_state_dict_if_present(state, "module.")  # left there by DataParallel
+    return state
+
+
+def _check_keys(path: Path, wanted: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    missing = [name for name in wanted if name not in state and not name.endswith(COUNTER)]
+    unexpected = [name for name in state if name not in wanted]
+    faults = []
+    if missing:
+        faults.append(f"it lacks {len(missing)} tensors (first: {missing[0]!r})")
+    if unexpected:
+        faults.append(f"it has {len(unexpected)} that the model does not know (first: {unexpected[0]!r})")
+    if faults:
+        raise ModelError(f"Weights file {str(path)!r} does not fit the model: {' and '.join(faults)}.")

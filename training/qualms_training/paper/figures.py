@@ -1,0 +1,71 @@
+"""The paper's published figures, to print beside ours.
+
+Source: M. Shen, Y. Bu, P. Sattigeri, S. Ghosh, S. Das, G. Wornell, "Post-hoc Uncertainty Learning using a
+Dirichlet Meta-Model", AAAI 2023, its tables of OOD detection, misclassification detection, ablations and transfer.
+"""
+
+import csv
+from functools import lru_cache
+from importlib import resources
+from typing import NamedTuple
+
+_SCORES = {
+    "entropy": ("Ours", "Ent"),
+    "max_probability": ("Ours", "MaxP"),
+    "mutual_information": ("Ours", "MI"),
+    "differential_entropy": ("Ours", "Dent"),
+    "precision": ("Ours", "Prec"),
+    "base_entropy": ("Base Model", "Ent"),
+    "base_max_probability": ("Base Model", "MaxP"),
+}
+_SETS = {
+    "omniglot": "Omniglot",
+    "fashion_mnist": "FMNIST",
+    "kmnist": "KMNIST",
+    "cifar10": "CIFAR10",
+    "corrupted": "Corrupted",
+    "svhn": "SVHN",
+    "tiny_imagenet": "TinyImageNet",
+    "lsun": "LSUN",
+}
+_SETS_OF_ABLATIONS = {"tiny_imagenet": "TIM"}
+
+
+class Figure(NamedTuple):
+    """A published mean and its standard deviation, in percent."""
+
+    mean: float
+    std: float | None
+
+
+def ood_figure(paper_id: str | None, score: str, data: str, metric: str) -> Figure | None:
+    """What the paper's OOD table says for our names of score and set, or None where it says nothing."""
+    method, short = _SCORES.get(score, (None, None))
+    return figure("ood", paper_id, method, short, data, metric)
+
+
+def error_figure(paper_id: str | None, score: str, metric: str) -> Figure | None:
+    """The same for the misclassification table."""
+    method, short = _SCORES.get(score, (None, None))
+    return figure("misclassification", paper_id, method, short, None, metric)
+
+
+def figure(
+    task: str, paper_id: str | None, method: str | None, score: str | None, data: str | None, metric: str
+) -> Figure | None:
+    """A figure by the paper's names, but for the data set's, which is ours; None where the paper gives none."""
+    if data is not None and data not in _SETS:
+        return None
+    names = [None] if data is None else [_SETS[data], _SETS_OF_ABLATIONS.get(data)]
+    found = (_figures().get((task, paper_id, method, score, name, metric)) for name in names)
+    return next((value for value in found if value), None)
+
+
+@lru_cache(maxsize=1)
+def _figures() -> dict[tuple[str | None, ...], Figure]:
+    text = (resources.files("qualms_training.paper") / "figures.csv").read_text(encoding="utf-8")
+    found = {}
+    for row in csv.DictReader(text.splitlines()):
+        key = tuple(row[name] or None for name in ("task", "id", "method", "score", "ood", "metric"))
+        found[key] = Figure(float(row["mean"]), float(row["std"]) if row["std"] else None)
+    return found

@@ -1,0 +1,1 @@
+"""Scores computed from a frozen base's logits and features, without training a network."""

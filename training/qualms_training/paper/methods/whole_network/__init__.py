@@ -1,0 +1,1 @@
+"""Methods that train a network of their own."""

@@ -1,0 +1,1 @@
+"""Evaluate, compare and recalibrate bundles, and write reports and plots."""

@@ -1,0 +1,47 @@
+"""Plots beside the numbers: how far strangers are from what the model knows."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from qualms.bundle.manifest import Manifest
+from qualms.bundle.runtime import Outputs
+from qualms.decisions.operating_point import flag_point
+from qualms.errors import OperatingPointError
+from qualms.files import replacing
+
+
+def save_plots(folder: Path, manifest: Manifest, known: Outputs, strange: Mapping[str, Outputs]) -> None:
+    """One picture a score, `folder/<score>.png`: the test set's histogram against every stranger's."""
+    for score in manifest.scores:
+        with replacing(folder / f"{score}.png") as file:
+            _histograms(score, manifest, known, strange).savefig(file, dpi=120)
+
+
+def _histograms(score: str, manifest: Manifest, known: Outputs, strange: Mapping[str, Outputs]) -> Figure:
+    figure = Figure(figsize=(9, 1.3 * (len(strange) + 1) + 0.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    sets = {"test set": known[score], **{name: outputs[score] for name, outputs in strange.items()}}
+    low, high = (float(f(np.concatenate(list(sets.values())))) for f in (np.min, np.max))
+    edges = np.linspace(low, high if high > low else low + 1, 81)
+    rows = figure.subplots(len(sets), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (name, values) in zip(rows, sets.items(), strict=True):
+        axes.hist(values, bins=edges, color="#1b7f79" if name == "test set" else "#c8553d")
+        axes.set_ylabel(name, rotation=0, ha="right", va="center")
+        axes.set_yticks([])
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        _mark_threshold(axes, score, manifest)
+    rows[-1].set_xlabel(f"{score} (dashed: flagged beyond, at a {manifest.operating.target_fpr:g} false-alarm rate)")
+    figure.suptitle(f"{manifest.name} {manifest.version}: {score}")
+    return figure
+
+
+def _mark_threshold(axes: object, score: str, manifest: Manifest) -> None:
+    try:
+        threshold = flag_point(manifest, score).threshold
+    except OperatingPointError:
+        return
+    axes.axvline(threshold, color="black", linestyle="--", linewidth=1)  # type: ignore[attr-defined]

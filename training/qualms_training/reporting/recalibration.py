@@ -1,0 +1,131 @@
+"""Recalibrate a bundle on the user's own images: thresholds for the data that will really come, without torch."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from rich.console import Console
+
+from qualms.bundle.file import Bundle, open_bundle, write_bundle
+from qualms.bundle.manifest import Manifest, Operating, first_problem
+from qualms.bundle.runtime import GraphRunner, check_golden
+from qualms.decisions.calibration import calibrate, reference
+from qualms.decisions.flag import rank
+from qualms.decisions.operating_point import accept_point, flag_point
+from qualms.errors import DataError, OperatingPointError
+from qualms_training.console import Display
+from qualms_training.data import ImageSet
+from qualms_training.data.folder import read_folder
+from qualms_training.data.npz import read_npz
+
+
+def recalibrate(
+    model: Path,
+    data: str,
+    out: Path,
+    *,
+    name: str | None = None,
+    target_fpr: float | None = None,
+    target_risk: float | None = None,
+    display: Display | None = None,
+) -> Bundle:
+    """Write `model` to `out` with thresholds from `data`; the graph stays byte for byte the same.
+
+    The candidate thresholds of the trust decision remain those of the original fit split, so that the new
+    images test them and do not choose them. The old evaluation is dropped: its promises were others.
+    A new `name` keeps the two apart in metrics and dashboards.
+    """
+    display = display or Display(Console(stderr=True))
+    bundle = open_bundle(model)
+    manifest = bundle.manifest
+    images = _read(Path(data))
+    digest = _unseen_digest(images, manifest)
+    labels = _labels(images, manifest.classes)
+    operating = _operating(manifest.operating, {"target_fpr": target_fpr, "target_risk": target_risk})
+    rank(len(labels), operating.target_fpr, operating.guarantee)
+    runner = GraphRunner(bundle.graph)
+    check_golden(runner, manifest)
+    with display.bar(f"reading {data}", len(images)) as advance:
+        pixels = images.conformed(manifest.input, progress=advance)
+    with display.bar("calibrating", len(images)) as advance:
+        outputs = runner(pixels, progress=advance)
+    trust = manifest.calibration.trust
+    update = {
+        "name": name or manifest.name,
+        "operating": operating,
+        "calibration": calibrate(
+            outputs,
+            labels,
+            manifest.scores,
+            operating.trust_score,
+            (trust.levels, trust.thresholds),
+            split=images.split,
+            data=images.name,
+            data_sha256=digest,
+        ),
+        "reference": reference(outputs, manifest.scores, len(manifest.classes)),
+        "evaluation": None,
+    }
+    written = write_bundle(out, bundle.graph, manifest.model_copy(update=update))
+    _report(written, display)
+    return written
+
+
+def _read(path: Path) -> ImageSet:
+    """An npz file by its path, or a folder of class folders."""
+    if path.is_dir():
+        return read_folder(path, "calibration")
+    name, dash, split = path.stem.rpartition("-")
+    if path.suffix != ".npz" or not dash:
+        raise DataError(
+            f"Calibration data {str(path)!r} is neither a folder of class folders nor a NAME-SPLIT.npz file."
+        )
+    return read_npz(path.parent, name, split)
+
+
+def _unseen_digest(images: ImageSet, manifest: Manifest) -> str:
+    """The digest of images that are not the training set the bundle records."""
+    digest = images.digest()
+    if digest == manifest.provenance.data.get("sha256", {}).get("train"):
+        raise DataError(
+            f"{images.title} is what {manifest.name} was trained on, so thresholds from it would be void; "
+            "calibrate on images that the model has not seen."
+        )
+    return digest
+
+
+def _operating(present: Operating, changes: dict[str, float | None]) -> Operating:
+    """The operating point with the values that were asked for."""
+    given = {name: value for name, value in changes.items() if value is not None}
+    try:
+        return Operating.model_validate({**present.model_dump(), **given})
+    except ValidationError as error:
+        raise OperatingPointError(f"This operating point is not possible: {first_problem(error)}.") from None
+
+
+def _labels(images: ImageSet, classes: list[str]) -> NDArray[np.int64]:
+    """Labels (N,) as indices into the model's classes, matched by name."""
+    if unknown := [name for name in images.classes if name not in classes]:
+        raise DataError(
+            f"{images.title} has the class {unknown[0]!r}, which the model does not know; "
+            f"its classes are {', '.join(classes)}."
+        )
+    return np.array([classes.index(name) for name in images.classes], dtype=np.int64)[images.labels]
+
+
+def _report(bundle: Bundle, display: Display) -> None:
+    point = flag_point(bundle.manifest)
+    display.note(
+        f"Flag beyond {point.threshold:.6g} of {point.score}: false alarms ≤ {100 * point.target_fpr:g} % "
+        f"({point.guarantee}, {point.n:,} images)."
+    )
+    try:
+        trust = accept_point(bundle.manifest)
+        display.note(
+            f"Trust up to {trust.threshold:.6g} of {trust.score}: errors ≤ {100 * trust.target_risk:g} % "
+            f"of the {100 * trust.accepted:.1f} % accepted."
+        )
+    except OperatingPointError as refusal:
+        display.note(f"No trust threshold: {refusal}")
+    display.note(f"Wrote {bundle.path} ({bundle.digest[:16]}…).")

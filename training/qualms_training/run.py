@@ -1,0 +1,86 @@
+"""Run a recipe for one or several seeds and report the result."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from rich.markup import escape
+
+from qualms.bundle.file import open_bundle
+from qualms.bundle.manifest import Evaluation
+from qualms_training.console import Display
+from qualms_training.errors import QualmsError
+from qualms_training.files import save_json, save_text
+from qualms_training.recipe import Recipe
+from qualms_training.reporting.provenance import versions
+from qualms_training.reporting.report import accuracy_line, all_grids, to_markdown, to_rich
+from qualms_training.stages import check, run_stages
+from qualms_training.stages.context import RunContext
+
+
+def train_recipe(
+    recipe: Recipe,
+    *,
+    out: Path,
+    cache: Path,
+    data_dir: Path | None,
+    seeds: Sequence[int],
+    device: torch.device,
+    only: str | None = None,
+    display: Display | None = None,
+) -> list[Evaluation]:
+    """Run every stage, or `only` one, for each seed; print and save the tables when all are evaluated."""
+    display = display or Display()
+    display.note(f"[bold]{recipe.name}[/bold]: {escape(recipe.description)}")
+    for seed in seeds:
+        recipe.check_seed(seed)
+    folders = [out / f"seed-{seed}" for seed in seeds]
+    for seed, folder in zip(seeds, folders, strict=True):
+        display.note(f"[bold cyan]seed {seed}[/bold cyan] on {device}")
+        context = RunContext(recipe, seed, folder, cache, data_dir, device, display, only)
+        if seed == seeds[0]:
+            check.run(context)
+            _save_settings(recipe, device, out / "run.json")
+            _make_folder(cache)
+        run_stages(context)
+    if only not in (None, "evaluate"):
+        return []
+    evaluations = list(evaluations_in(folders))
+    report(recipe, evaluations, out, display)
+    return evaluations
+
+
+def _save_settings(recipe: Recipe, device: torch.device, file: Path) -> None:
+    settings = {"recipe": recipe.model_dump(mode="json"), "versions": versions(), "device": str(device)}
+    try:
+        save_json(file, settings)
+    except OSError as error:
+        raise QualmsError(f"Folder {file.parent} cannot be written to: {error.strerror}.") from error
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise QualmsError(f"Folder {folder} cannot be made: {error.strerror}.") from error
+
+
+def report(recipe: Recipe, evaluations: Sequence[Evaluation], out: Path, display: Display) -> None:
+    """Tables on the console and in `out/report.md`."""
+    grids = all_grids(evaluations, recipe.paper_id)
+    for grid in grids:
+        display.console.print(to_rich(grid))
+    display.note(accuracy_line(evaluations))
+    head = f"# {recipe.name} {recipe.version}\n\n{recipe.description}\n\n{accuracy_line(evaluations)}\n"
+    save_text(out / "report.md", "\n".join([head, *(to_markdown(grid) for grid in grids)]))
+    display.note(
+        f"Report: {escape(str(out / 'report.md'))}; each seed's folder holds model.onnx, evaluation.json and plots."
+    )
+
+
+def evaluations_in(folders: Iterable[Path]) -> Iterable[Evaluation]:
+    """The evaluations in the bundles of run folders."""
+    for folder in folders:
+        found = open_bundle(folder / "model.onnx").manifest.evaluation
+        if found is not None:
+            yield found

@@ -1,0 +1,93 @@
+"""Stage 6: run the exported graph on images nothing has seen, and write graph and manifest as one file."""
+
+from rich.markup import escape
+
+from qualms.bundle import golden
+from qualms.bundle.file import graph_digest, open_bundle, write_bundle
+from qualms.bundle.manifest import Golden, Manifest, ScoreSpec
+from qualms.bundle.runtime import GraphRunner, Outputs, check_golden
+from qualms.bundle.scores import SCORES, doubt
+from qualms.decisions.calibration import calibrate, reference, trust_grid
+from qualms_training.files import fingerprint
+from qualms_training.reporting.provenance import provenance
+from qualms_training.stages import base, export, fit
+from qualms_training.stages.context import RunContext
+from qualms_training.stages.features import extractor
+
+
+def run(context: RunContext) -> None:
+    """Calibrate and write the bundle."""
+    if not is_done(context):
+        context.must_make("calibrate")
+        graph = context.graph_file.read_bytes()
+        write_bundle(context.bundle_file, graph, _manifest(context, graph))
+        context.record("calibrate", _mark(context))
+    bundle = open_bundle(context.bundle_file)
+    context.display.note(
+        f"  {bundle.manifest.calibration.n:,} held-out images; wrote {escape(str(context.bundle_file))}"
+    )
+
+
+def is_done(context: RunContext) -> bool:
+    """Whether the bundle is there and is that of the present graph, data and recipe."""
+    if not export.is_done(context):
+        context.must_make("export")
+    return context.done("calibrate", _mark(context), context.bundle_file)
+
+
+def _mark(context: RunContext) -> str:
+    graph = graph_digest(context.graph_file.read_bytes())
+    return fingerprint(graph, context.data.record, context.recipe.model_dump(mode="json"), context.seed)
+
+
+def _manifest(context: RunContext, graph: bytes) -> Manifest:
+    operating, parts, record = context.recipe.operating, context.data.parts, context.data.record
+    specs = {
+        name: ScoreSpec(direction=SCORES[name].direction, kind=SCORES[name].kind) for name in context.recipe.scores
+    }
+    calibration = parts["calibration"]
+    runner = GraphRunner(graph)
+    with context.display.bar("calibrating", len(calibration.labels) + len(parts["fit"].labels)) as advance:
+        fitted = runner(parts["fit"].images, progress=advance)
+        outputs = runner(calibration.images, progress=advance)
+    grid = trust_grid(doubt(fitted[operating.trust_score], specs[operating.trust_score].direction))
+    facts = fit.facts(context)
+    manifest = Manifest(
+        name=context.recipe.name,
+        version=context.recipe.version,
+        classes=list(context.data.classes),
+        input=context.recipe.input.spec,
+        prediction=context.recipe.prediction,
+        scores=specs,
+        operating=operating,
+        calibration=calibrate(
+            outputs,
+            calibration.labels,
+            specs,
+            operating.trust_score,
+            grid,
+            split="calibration",
+            data=record["id"],
+            data_sha256=record["sha256"][context.recipe.data.held_out],
+        ),
+        reference=reference(outputs, specs, len(context.data.classes)),
+        golden=_golden(context, runner),
+        provenance=provenance(
+            context.recipe,
+            context.seed,
+            base.frozen_base(context),
+            extractor(context).tapped.names,
+            fit.fitted_meta(context),
+            {"best_epoch": facts["best_epoch"], "best_value": facts["best_value"]},
+            record,
+        ),
+        graph_sha256=graph_digest(graph),
+    )
+    check_golden(runner, manifest)
+    return manifest
+
+
+def _golden(context: RunContext, runner: GraphRunner) -> Golden:
+    images = golden.draw(context.recipe.input.spec)
+    outputs: Outputs = runner(images)
+    return Golden(count=len(images), input_sha256=golden.digest(images), outputs=outputs)
