@@ -10,7 +10,7 @@ from rich.text import Text
 
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Evaluation, Manifest
-from qualms.decisions.operating_point import accept_point, flag_point
+from qualms.decisions.operating_point import flag_point, trust_point
 from qualms.errors import OperatingPointError
 
 
@@ -68,7 +68,7 @@ def _decisions(manifest: Manifest) -> Table:
     except OperatingPointError as error:
         _row(table, "flag as OOD", operating.score, "–", str(error))
     try:
-        trust = accept_point(manifest)
+        trust = trust_point(manifest)
         target = f"errors ≤ {100 * trust.target_risk:g} % of the accepted"
         promise = f"{target} ({100 * trust.accepted:.1f} % accepted)"
         _row(table, "trust", trust.score, f"{trust.threshold:.6g}", promise)

@@ -18,10 +18,10 @@ from tests.docker.stack import DOCKER, PROMETHEUS, dashboard_queries, missing
 
 from qualms.bundle.embedded import resolve
 from qualms.bundle.file import open_bundle
-from qualms.decisions.flag import operating_point, p_values
+from qualms.decisions.flag import choose_flag_point, p_values
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
 from qualms.decisions.verdicts import Decider
 from qualms.telemetry.metrics import P_VALUES, ModelMetrics, ServiceMetrics, expose
-from qualms.web.parameters import NOTHING_ASKED
 
 FILES = sorted((*PROMETHEUS.glob("rules/*.yml"), *PROMETHEUS.glob("gpu/*.yml")))
 TESTS = sorted(PROMETHEUS.glob("tests/*.yml"))
@@ -86,7 +86,7 @@ def exported() -> set[str]:
     registry = CollectorRegistry()
     bundle = open_bundle(resolve("demo"))
     ServiceMetrics(registry)
-    ModelMetrics(registry, bundle, Decider(bundle.manifest).rule(NOTHING_ASKED), "CPUExecutionProvider")
+    ModelMetrics(registry, bundle, Decider(bundle.manifest).rule(DEFAULT_OPERATING_POINT), "CPUExecutionProvider")
     text = expose(registry, "")[0].decode()
     return {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
 
@@ -143,7 +143,7 @@ def draws(rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any], float]:
     bound = 0.0
     for index in range(DRAWS):
         calibration = np.sort(rng.random(N))
-        point = operating_point(calibration, score="u", direction="higher", target_fpr=0.01)
+        point = choose_flag_point(calibration, score="u", direction="higher", target_fpr=0.01)
         rates[index], bound = 1 - point.threshold, point.rate_bound
         # p ≤ t iff at most ⌊t(n + 1)⌋ − 1 calibration images are at least as doubtful: beyond that order statistic.
         places = np.floor(np.array(P_VALUES) * (N + 1) + 1e-9).astype(int)

@@ -42,7 +42,7 @@ from qualms.bundle.manifest import (
     ScoreSpec,
 )
 from qualms.bundle.runtime import GraphRunner
-from qualms.bundle.scores import DIRICHLET, SCORES, doubt
+from qualms.bundle.scores import DIRICHLET_SCORES, SCORES, as_uncertainty
 from qualms.decisions.calibration import calibrate, reference, trust_grid
 from qualms.images.input_spec import InputSpec
 from qualms.settings import Settings
@@ -52,7 +52,9 @@ from qualms.web.state import ServiceState
 CLASSES = ["bee", "crab", "dove"]
 SPEC = InputSpec(height=6, width=5)
 SPECS = {
-    name: ScoreSpec(direction=score.direction, kind=score.kind) for name, score in SCORES.items() if name in DIRICHLET
+    name: ScoreSpec(direction=score.direction, kind=score.kind)
+    for name, score in SCORES.items()
+    if name in DIRICHLET_SCORES
 }
 CALIBRATION = 400
 """enough for the default targets, which need 299"""
@@ -96,7 +98,7 @@ def model() -> onnx.ModelProto:
     outputs = [
         helper.make_tensor_value_info("prediction", int64, ["N"]),
         *(helper.make_tensor_value_info(name, float32, ["N", k]) for name in vectors),
-        *(helper.make_tensor_value_info(name, float32, ["N"]) for name in DIRICHLET),
+        *(helper.make_tensor_value_info(name, float32, ["N"]) for name in DIRICHLET_SCORES),
     ]
     graph = helper.make_graph(
         nodes,
@@ -159,7 +161,7 @@ def manifest(graph: bytes, runner: GraphRunner, draw_images: Callable[[int, int]
             labels,
             SPECS,
             operating.trust_score,
-            trust_grid(doubt(fitted[operating.trust_score], SPECS[operating.trust_score].direction)),
+            trust_grid(as_uncertainty(fitted[operating.trust_score], SPECS[operating.trust_score].direction)),
             split="calibration",
             data="drawn",
             data_sha256=graph_digest(b"drawn"),

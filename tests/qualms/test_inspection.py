@@ -7,7 +7,7 @@ from rich.console import Console
 
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Manifest
-from qualms.decisions.operating_point import accept_point, flag_point
+from qualms.decisions.operating_point import flag_point, trust_point
 from qualms.inspection import show
 
 
@@ -69,7 +69,7 @@ def test_quantiles_between_the_levels_of_a_reference_are_interpolated(bundle: Bu
 
 def test_the_default_decisions_are_those_that_are_served(bundle: Bundle) -> None:
     text = shown(bundle)
-    flag, trust = flag_point(bundle.manifest), accept_point(bundle.manifest)
+    flag, trust = flag_point(bundle.manifest), trust_point(bundle.manifest)
     assert cells(text, "flag as OOD") == [
         "flag as OOD",
         "mutual_information",

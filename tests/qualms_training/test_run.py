@@ -21,7 +21,7 @@ from torch import nn
 from qualms.bundle.file import Bundle, open_bundle
 from qualms.bundle.manifest import Evaluation
 from qualms.bundle.runtime import GraphRunner, check_golden
-from qualms.bundle.scores import DIRICHLET, SCORES
+from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
 from qualms.decisions.operating_point import flag_point
 from qualms.errors import OperatingPointError
 from qualms_training.cli import Stage
@@ -345,7 +345,7 @@ def test_the_flag_score_is_fused_of_doubts_that_the_fit_split_weighed(tiny_run: 
 def test_a_recipe_may_do_without_fusing(copy: Path, tiny: Alter) -> None:
     run(tiny({"fuse": False, "operating.score": "mutual_information"}), copy)
     bundle = open_bundle(copy / "seed-0" / "model.onnx")
-    assert list(bundle.manifest.scores) == list(DIRICHLET)
+    assert list(bundle.manifest.scores) == list(DIRICHLET_SCORES)
     assert not {"distance", "fused"} & set(GraphRunner(bundle.graph).outputs)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qualms.bundle.manifest import Fraction, Name, Operating, first_problem
-from qualms.bundle.scores import DIRICHLET, SCORES
+from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
 from qualms.images.input_spec import InputSpec
 from qualms_training.errors import RecipeError
 from qualms_training.fitting.schedules import Rate, ScheduleName, rate
@@ -232,7 +232,7 @@ class Recipe(Section):
     @property
     def scores(self) -> list[str]:
         """What its bundles can flag by."""
-        return list(SCORES if self.fuses else DIRICHLET)
+        return list(SCORES if self.fuses else DIRICHLET_SCORES)
 
     @model_validator(mode="after")
     def _scores_exist(self) -> Self:
@@ -242,7 +242,7 @@ class Recipe(Section):
             "operating.trust_score": self.operating.trust_score,
         }
         for key, score in named.items():
-            accepted = list(DIRICHLET) if key == "meta.stop_score" else self.scores
+            accepted = list(DIRICHLET_SCORES) if key == "meta.stop_score" else self.scores
             if score not in accepted:
                 raise ValueError(f"{key} is {score!r}; accepted are {', '.join(accepted)}")
         return self

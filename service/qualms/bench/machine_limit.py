@@ -7,11 +7,11 @@ from itertools import cycle, islice
 import numpy as np
 
 from qualms.bundle.file import Bundle
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
 from qualms.decisions.verdicts import Decider
 from qualms.images.preprocess import preprocess
 from qualms.inference.engine import Device, Engine
 from qualms.inference.jobs import Answer, Batch
-from qualms.web.parameters import NOTHING_ASKED
 from qualms.web.reply import ReplyWriter
 
 _REQUEST_ID = "0" * 32
@@ -63,5 +63,5 @@ class LimitMeter:
         inferred = time.perf_counter()
         batch = Batch(outputs, [(size, inferred - decoded)], decoded)
         for row in range(size):
-            self._writer.write(Answer(batch, row, 1, 0.0), NOTHING_ASKED, _REQUEST_ID)
+            self._writer.write(Answer(batch, row, 1, 0.0), DEFAULT_OPERATING_POINT, _REQUEST_ID)
         return decoded - start, inferred - decoded, time.perf_counter() - inferred

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 from qualms.bundle.embedded import resolve
 from qualms.bundle.file import Bundle, open_bundle
 from qualms.bundle.runtime import Outputs
-from qualms.decisions.verdicts import Decider, Rule, judge
+from qualms.decisions.verdicts import Decider, Rule, decide
 from qualms.images.preprocess import preprocess
 from qualms.inference.cpu import available_cores
 from qualms.inference.engine import Device, Engine
@@ -61,7 +61,7 @@ def _result(outputs: Outputs, source: str, classes: list[str], rule: Rule) -> Re
     """What is said about the only image of a run."""
     index = int(outputs["prediction"][0])
     value = {name: float(outputs[name][0]) for name in outputs if outputs[name].ndim == 1}
-    verdicts = judge(rule, outputs)
+    verdicts = decide(rule, outputs)
     return Result(
         prediction=Prediction(index=index, label=classes[index], probability=float(outputs[source][0, index])),
         dirichlet=Dirichlet(alpha=outputs["alpha"][0].tolist(), precision=value["precision"]),

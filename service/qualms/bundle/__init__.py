@@ -2,7 +2,7 @@
 
 from qualms.bundle.file import Bundle, open_bundle, write_bundle
 from qualms.bundle.manifest import Manifest
-from qualms.decisions.operating_point import accept_point, flag_point
+from qualms.decisions.operating_point import flag_point, trust_point
 from qualms.errors import (
     BundleError,
     DataError,
@@ -24,11 +24,11 @@ __all__ = [
     "Manifest",
     "OperatingPointError",
     "QualmsError",
-    "accept_point",
     "flag_point",
     "open_bundle",
     "preprocess",
     "preprocess_array",
     "preprocess_batch",
+    "trust_point",
     "write_bundle",
 ]

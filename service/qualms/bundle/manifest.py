@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qualms.bundle.arrays import Float32Array, Float32Values
-from qualms.bundle.scores import DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE, DIRICHLET
+from qualms.bundle.scores import DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE, DIRICHLET_SCORES
 from qualms.errors import BundleError
 from qualms.images.input_spec import InputSpec
 
@@ -198,7 +198,7 @@ class Manifest(Part):
     def _consistent(self) -> Self:
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("class names must differ from each other")
-        if missing := sorted(set(DIRICHLET) - set(self.scores)):
+        if missing := sorted(set(DIRICHLET_SCORES) - set(self.scores)):
             raise ValueError(f"the scores lack {', '.join(missing)}, which every model has")
         if missing := sorted(set(self.scores) - set(self.calibration.scores)):
             raise ValueError(f"the scores {', '.join(missing)} are not calibrated")

@@ -72,9 +72,9 @@ SCORES: Mapping[str, Score] = MappingProxyType(
 )
 """By name, in the order of the graph's outputs."""
 
-JOINED = ("distance", "fused")
+FEATURE_SCORES = ("distance", "fused")
 """scores that only models have which know how dense their training data lie"""
-DIRICHLET = tuple(name for name in SCORES if name not in JOINED)
+DIRICHLET_SCORES = tuple(name for name in SCORES if name not in FEATURE_SCORES)
 """scores that every model has"""
 
 DEFAULT_FLAG_SCORE = "mutual_information"
@@ -82,7 +82,7 @@ DEFAULT_TRUST_SCORE = "error_probability"
 """what decides where a recipe names no other"""
 
 
-def doubt(values: npt.ArrayLike, direction: Direction) -> npt.NDArray[np.float64]:
+def as_uncertainty(values: npt.ArrayLike, direction: Direction) -> npt.NDArray[np.float64]:
     """Turn scores, of any shape, so that larger means more doubtful; apart from NaN it is its own inverse.
 
     NaN becomes +∞: a score that cannot be computed is no reason for trust.

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qualms.bundle.manifest import Calibration, Reference, ScoreSpec, Trust
-from qualms.bundle.scores import doubt
+from qualms.bundle.scores import as_uncertainty
 from qualms.decisions.trust import tally
 from qualms.errors import DataError
 
@@ -47,7 +47,7 @@ def calibrate(
         if bad := int((~np.isfinite(outputs[name])).sum()):
             raise DataError(f"{bad} of {len(labels)} calibration images give no finite {name}.")
     levels, thresholds = grid
-    doubts = doubt(outputs[trust_score], scores[trust_score].direction)
+    doubts = as_uncertainty(outputs[trust_score], scores[trust_score].direction)
     accepted, errors = tally(doubts, outputs["prediction"] != labels, thresholds)
     return Calibration(
         n=len(labels),

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from qualms.bundle.scores import Direction, doubt
+from qualms.bundle.scores import Direction, as_uncertainty
 from qualms.decisions.binomial import beta_upper_quantile, binomial_cdf
 from qualms.errors import OperatingPointError
 
@@ -35,7 +35,7 @@ _ROUNDING = 1 + 1e-12
 
 
 @dataclass(frozen=True)
-class OperatingPoint:
+class FlagPoint:
     """Where a score flags, and what is promised for it."""
 
     score: str
@@ -52,7 +52,7 @@ class OperatingPoint:
 
     def flags(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Which scores (N,), in their own units, are flagged: exactly those with p ≤ k/(n + 1)."""
-        return doubt(values, self.direction) > doubt(self.threshold, self.direction)
+        return as_uncertainty(values, self.direction) > as_uncertainty(self.threshold, self.direction)
 
     def flags_ranks(self, ranks: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
         """The same for scores whose places among the calibration scores are known."""
@@ -74,27 +74,27 @@ def p_values_ranks(ranks: npt.NDArray[np.intp], n: int) -> npt.NDArray[np.float6
     return (n + 1 - ranks) / (n + 1)
 
 
-def operating_point(
+def choose_flag_point(
     calibration: npt.NDArray[np.floating[Any]],
     *,
     score: str,
     direction: Direction,
     target_fpr: float,
     guarantee: Guarantee = "confident",
-) -> OperatingPoint:
+) -> FlagPoint:
     """Choose the threshold for a target false-alarm rate, or refuse.
 
     calibration (n,): doubts of the calibration images, sorted ascending.
     """
     n = len(calibration)
     k = rank(n, target_fpr, guarantee)
-    threshold = float(doubt(calibration[n - k], direction))
+    threshold = float(as_uncertainty(calibration[n - k], direction))
     if not math.isfinite(threshold):
         raise OperatingPointError(
             f"A {guarantee} false-alarm rate of {target_fpr} would put the threshold of {score!r} at "
             f"{threshold}, because the score is finite on too few of the {n:,} calibration images."
         )
-    return OperatingPoint(score, direction, target_fpr, guarantee, k, n, threshold, _rate_bound(k, n))
+    return FlagPoint(score, direction, target_fpr, guarantee, k, n, threshold, _rate_bound(k, n))
 
 
 def rank(n: int, target_fpr: float, guarantee: Guarantee) -> int:

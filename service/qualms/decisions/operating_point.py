@@ -1,12 +1,27 @@
 """Operating points of a manifest: its defaults, or what a request asks for instead."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from qualms.bundle.manifest import Manifest
-from qualms.bundle.scores import doubt
-from qualms.decisions.flag import Guarantee, OperatingPoint, operating_point
-from qualms.decisions.trust import RiskEvidence, TrustPoint, trust_point
+from qualms.bundle.scores import as_uncertainty
+from qualms.decisions.flag import FlagPoint, Guarantee, choose_flag_point
+from qualms.decisions.trust import RiskEvidence, TrustPoint, choose_trust_point
 from qualms.errors import OperatingPointError
+
+
+@dataclass(frozen=True, slots=True)
+class OperatingPoint:
+    """What a request may select; None stands for the manifest's default."""
+
+    score: str | None = None
+    target_fpr: float | None = None
+    guarantee: Guarantee | None = None
+    target_risk: float | None = None
+
+
+DEFAULT_OPERATING_POINT = OperatingPoint()
 
 
 def flag_point(
@@ -14,7 +29,7 @@ def flag_point(
     score: str | None = None,
     target_fpr: float | None = None,
     guarantee: Guarantee | None = None,
-) -> OperatingPoint:
+) -> FlagPoint:
     """Where the flag goes up, for the manifest's own choice of whatever is not given."""
     name = manifest.operating.score if score is None else score
     if name not in manifest.scores:
@@ -22,8 +37,8 @@ def flag_point(
             f"The score {name!r} is not one of this model's; accepted are {', '.join(manifest.scores)}."
         )
     direction = manifest.scores[name].direction
-    return operating_point(
-        np.sort(doubt(manifest.calibration.scores[name], direction)),
+    return choose_flag_point(
+        np.sort(as_uncertainty(manifest.calibration.scores[name], direction)),
         score=name,
         direction=direction,
         target_fpr=manifest.operating.target_fpr if target_fpr is None else target_fpr,
@@ -31,7 +46,7 @@ def flag_point(
     )
 
 
-def accept_point(manifest: Manifest, target_risk: float | None = None) -> TrustPoint:
+def trust_point(manifest: Manifest, target_risk: float | None = None) -> TrustPoint:
     """Below which doubt a prediction is trusted, for the manifest's own target risk if none is given."""
     trust, name = manifest.calibration.trust, manifest.operating.trust_score
     evidence = RiskEvidence(
@@ -41,7 +56,7 @@ def accept_point(manifest: Manifest, target_risk: float | None = None) -> TrustP
         errors=np.array(trust.errors),
         n=manifest.calibration.n,
     )
-    return trust_point(
+    return choose_trust_point(
         evidence,
         score=name,
         direction=manifest.scores[name].direction,

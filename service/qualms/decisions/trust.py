@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qualms.bundle.scores import Direction, doubt
+from qualms.bundle.scores import Direction, as_uncertainty
 from qualms.decisions.binomial import binomial_cdf, upper_bound
 from qualms.errors import OperatingPointError
 
@@ -58,13 +58,13 @@ class TrustPoint:
 
     def accepts(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Which scores (N,), in their own units, are trusted; one that is not a finite number never is."""
-        doubts = doubt(values, self.direction)
+        doubts = as_uncertainty(values, self.direction)
         return (doubts <= self._threshold_doubt) & (doubts > -np.inf)
 
     @cached_property
     def _threshold_doubt(self) -> float:
         """Finite, so that an infinite doubt exceeds it."""
-        return float(doubt(self.threshold, self.direction))
+        return float(as_uncertainty(self.threshold, self.direction))
 
 
 def tally(
@@ -104,7 +104,7 @@ def risk_threshold(evidence: RiskEvidence, target_risk: float, confidence: float
     return float(evidence.thresholds[passed])
 
 
-def trust_point(
+def choose_trust_point(
     evidence: RiskEvidence, *, score: str, direction: Direction, target_risk: float, confidence: float = 0.95
 ) -> TrustPoint:
     """Choose the threshold for a target risk, or refuse."""
@@ -114,7 +114,7 @@ def trust_point(
         score,
         direction,
         target_risk,
-        threshold=float(doubt(threshold, direction)),
+        threshold=float(as_uncertainty(threshold, direction)),
         accepted=int(evidence.accepted[j]) / evidence.n,
     )
 

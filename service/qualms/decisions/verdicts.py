@@ -8,12 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qualms.bundle.manifest import Manifest
-from qualms.bundle.scores import Direction, doubt
-from qualms.decisions.flag import OperatingPoint, p_values_ranks
-from qualms.decisions.operating_point import accept_point, flag_point
+from qualms.bundle.scores import Direction, as_uncertainty
+from qualms.decisions.flag import FlagPoint, p_values_ranks
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint, flag_point, trust_point
 from qualms.decisions.trust import TrustPoint
 from qualms.errors import OperatingPointError
-from qualms.web.parameters import NOTHING_ASKED, Asked
 
 _REMEMBERED = 256
 """how many operating points that requests asked for are kept"""
@@ -23,7 +22,7 @@ _REMEMBERED = 256
 class Rule:
     """One operating point, ready to be applied."""
 
-    flag: OperatingPoint
+    flag: FlagPoint
     calibration: NDArray[np.float64]
     """(n,) doubts of the calibration images, ascending"""
     trust: TrustPoint | None
@@ -52,11 +51,11 @@ class Decider:
         self.manifest = manifest
         self.rule = lru_cache(maxsize=_REMEMBERED)(self._rule)
         self._sorted = {
-            name: np.sort(doubt(values, manifest.scores[name].direction))
+            name: np.sort(as_uncertainty(values, manifest.scores[name].direction))
             for name, values in manifest.calibration.scores.items()
         }
 
-    def _rule(self, asked: Asked = NOTHING_ASKED) -> Rule:
+    def _rule(self, asked: OperatingPoint = DEFAULT_OPERATING_POINT) -> Rule:
         """The rule for what a request asked; OperatingPointError where the calibration cannot support the flag.
 
         A risk that was asked for in so many words is refused likewise; the default one is refused in the reply.
@@ -65,7 +64,7 @@ class Decider:
         operating = self.manifest.operating
         trust, refusal = None, None
         try:
-            trust = accept_point(self.manifest, asked.target_risk)
+            trust = trust_point(self.manifest, asked.target_risk)
         except OperatingPointError as error:
             if asked.target_risk is not None:
                 raise
@@ -80,7 +79,7 @@ class Decider:
             refusal=refusal,
         )
 
-    def blamed(self, asked: Asked) -> str:
+    def blamed(self, asked: OperatingPoint) -> str:
         """Which parameter of what was asked is refused."""
         if asked.score is not None and asked.score not in self.manifest.scores:
             return "score"
@@ -91,11 +90,11 @@ class Decider:
         return "target_risk"
 
 
-def judge(rule: Rule, outputs: dict[str, NDArray[Any]]) -> Verdicts:
+def decide(rule: Rule, outputs: dict[str, NDArray[Any]]) -> Verdicts:
     """Apply a rule to the graph's outputs."""
     values = outputs[rule.flag.score]
     trusted = outputs[rule.trust_score]
-    ranks = rule.calibration.searchsorted(doubt(values, rule.flag.direction))
+    ranks = rule.calibration.searchsorted(as_uncertainty(values, rule.flag.direction))
     return Verdicts(
         flags=rule.flag.flags_ranks(ranks),
         p_values=p_values_ranks(ranks, rule.flag.n),

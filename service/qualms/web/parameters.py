@@ -4,44 +4,31 @@ Clients repeat the same few queries, so each is parsed once; the empty one, near
 """
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import get_args
 from urllib.parse import parse_qsl
 
 from qualms.decisions.flag import Guarantee
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.web.problems import Kind, Problem, shown
 
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """An operating point; None stands for the model's own choice."""
-
-    score: str | None = None
-    target_fpr: float | None = None
-    guarantee: Guarantee | None = None
-    target_risk: float | None = None
-
-
-NOTHING_ASKED = Asked()
-
 _GUARANTEES: dict[str, Guarantee] = {name: name for name in get_args(Guarantee)}
-_NAMES = ", ".join(Asked.__slots__)
+_NAMES = ", ".join(OperatingPoint.__slots__)
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SCORE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LONGEST_NUMBER = 32
 """characters; the cache keeps what was accepted, so what is accepted must be short"""
 
 
-def parse_query(raw: bytes) -> Asked:
+def parse_query(raw: bytes) -> OperatingPoint:
     """Read a raw query string (without the question mark); a Problem names the parameter that is wrong."""
-    return _parse(raw) if raw else NOTHING_ASKED
+    return _parse(raw) if raw else DEFAULT_OPERATING_POINT
 
 
 @lru_cache(maxsize=1024)
-def _parse(raw: bytes) -> Asked:
+def _parse(raw: bytes) -> OperatingPoint:
     values = _parameters(raw)
-    return Asked(
+    return OperatingPoint(
         score=_score(values["score"]) if "score" in values else None,
         target_fpr=_fraction("target_fpr", values["target_fpr"]) if "target_fpr" in values else None,
         guarantee=_guarantee(values["guarantee"]) if "guarantee" in values else None,
@@ -59,7 +46,7 @@ def _parameters(raw: bytes) -> dict[str, str]:
         ) from None
     values: dict[str, str] = {}
     for name, value in pairs:
-        if name not in Asked.__slots__:
+        if name not in OperatingPoint.__slots__:
             raise Problem.refused(Kind.INVALID, name, f"The query parameter {shown(name)} is unknown", _NAMES)
         if name in values:
             raise Problem.refused(

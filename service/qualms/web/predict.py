@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.errors import ImageError, OperatingPointError
 from qualms.images.input_spec import InputSpec
 from qualms.images.limits import decodes_quickly
@@ -25,7 +26,7 @@ from qualms.settings import Settings
 from qualms.telemetry.logs import Rarely, access
 from qualms.telemetry.metrics import REASONS, ServiceMetrics
 from qualms.web.bodies import ClientDisconnected, ImageInput, Limits, parse_images, read_body
-from qualms.web.parameters import NOTHING_ASKED, Asked, parse_query
+from qualms.web.parameters import parse_query
 from qualms.web.problems import Kind, Problem, from_error, send_problem
 from qualms.web.request_ids import request_id_from
 from qualms.web.served_model import ServedModel
@@ -130,7 +131,7 @@ class PredictEndpoint:
                 model.batcher.admit(1, deadline)  # what is refused should cost as little as can be
             body = await self._read(headers, receive, timeout)
             inputs = await self._parse(headers.get(b"content-type", b""), body)
-            if asked is not NOTHING_ASKED:
+            if asked is not DEFAULT_OPERATING_POINT:
                 model.decider.rule(asked)  # an operating point that cannot be supported costs no inference
             inline = inline and sum(map(_bytes, inputs)) <= INLINE_BYTES and all(map(_is_quick, inputs))
             answer, decoded = await self._ask(inputs, model, deadline, _leaving(receive), inline=inline)
@@ -219,7 +220,9 @@ class PredictEndpoint:
             self._metrics.rejected(reason)
 
 
-def write(answer: Answer, decoded: float, model: ServedModel, asked: Asked, request_id: str) -> tuple[bytes, bytes]:
+def write(
+    answer: Answer, decoded: float, model: ServedModel, asked: OperatingPoint, request_id: str
+) -> tuple[bytes, bytes]:
     """The body of a good reply, and its Server-Timing."""
     timing = _TIMING % (1e3 * answer.waited, 1e3 * decoded, 1e3 * answer.batch.seconds)
     return model.writer.write(answer, asked, request_id), timing

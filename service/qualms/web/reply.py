@@ -6,9 +6,9 @@ import orjson
 from numpy.typing import NDArray
 
 from qualms.bundle.file import Bundle
-from qualms.decisions.verdicts import Decider, Rule, Verdicts, judge
+from qualms.decisions.operating_point import OperatingPoint
+from qualms.decisions.verdicts import Decider, Rule, Verdicts, decide
 from qualms.inference.jobs import Answer, Batch
-from qualms.web.parameters import Asked
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
@@ -31,15 +31,15 @@ class ReplyWriter:
             found = batch.notes["outputs"] = dict(zip(self._names, batch.outputs, strict=True))
         return found
 
-    def verdicts(self, batch: Batch, asked: Asked) -> tuple[Rule, Verdicts]:
+    def verdicts(self, batch: Batch, asked: OperatingPoint) -> tuple[Rule, Verdicts]:
         """A batch judged by what was asked, once for all requests that asked it."""
         found: tuple[Rule, Verdicts] | None = batch.notes.get(asked)
         if found is None:
             rule = self._decider.rule(asked)
-            found = batch.notes[asked] = (rule, judge(rule, self.outputs(batch)))
+            found = batch.notes[asked] = (rule, decide(rule, self.outputs(batch)))
         return found
 
-    def write(self, answer: Answer, asked: Asked, request_id: str) -> bytes:
+    def write(self, answer: Answer, asked: OperatingPoint, request_id: str) -> bytes:
         """The whole body for one request."""
         outputs = self.outputs(answer.batch)
         rule, verdicts = self.verdicts(answer.batch, asked)

@@ -3,12 +3,12 @@
 from prometheus_client import CollectorRegistry
 
 from qualms.bundle.file import Bundle
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
 from qualms.decisions.verdicts import Decider
 from qualms.inference.batcher import Batcher
 from qualms.inference.engine import Engine
 from qualms.inference.jobs import Answer, Batch
 from qualms.telemetry.metrics import ModelMetrics
-from qualms.web.parameters import NOTHING_ASKED
 from qualms.web.reply import ReplyWriter
 from qualms.web.state import ServiceState
 
@@ -28,7 +28,7 @@ class ServedModel:
         self.engine = engine
         self.decider = Decider(bundle.manifest)
         self.writer = ReplyWriter(bundle, self.decider, engine.outputs)
-        self.metrics = ModelMetrics(registry, bundle, self.decider.rule(NOTHING_ASKED), engine.provider)
+        self.metrics = ModelMetrics(registry, bundle, self.decider.rule(DEFAULT_OPERATING_POINT), engine.provider)
         self.batcher = Batcher(
             engine,
             on_batch=self._count,
@@ -44,5 +44,5 @@ class ServedModel:
         self.metrics.decode_seconds.observe_one(decode_seconds)
 
     def _count(self, batch: Batch) -> None:
-        _, verdicts = self.writer.verdicts(batch, NOTHING_ASKED)
+        _, verdicts = self.writer.verdicts(batch, DEFAULT_OPERATING_POINT)
         self.metrics.observe(self.writer.outputs(batch), verdicts, batch.runs)

@@ -7,11 +7,11 @@ the endpoint, which can answer everything.
 import asyncio
 import time
 
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
 from qualms.images.limits import decodes_quickly
 from qualms.inference.jobs import Answer, Expired
 from qualms.settings import Settings
 from qualms.web.bodies import is_raw_image
-from qualms.web.parameters import NOTHING_ASKED
 from qualms.web.predict import INLINE_BYTES, TRIED, PredictEndpoint, write
 from qualms.web.problems import Kind, Problem, head_lines, overloaded_reply, problem_headers
 from qualms.web.protocol import Exchange
@@ -92,7 +92,7 @@ class _Request:
             self._fail(result)
             return
         try:
-            body, timing = write(result, result.decode_seconds, self._model, NOTHING_ASKED, self._id)
+            body, timing = write(result, result.decode_seconds, self._model, DEFAULT_OPERATING_POINT, self._id)
         except Exception as error:
             self._fail(error)
             return

@@ -32,13 +32,13 @@ from qualms.bench.processes import BenchError, choose_cores, pinned, server
 from qualms.bench.report import Row, show
 from qualms.bench.sample_images import draw
 from qualms.bundle.file import open_bundle
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
 from qualms.decisions.verdicts import Decider
 from qualms.errors import BundleError
 from qualms.images.input_spec import InputSpec
 from qualms.images.preprocess import preprocess
 from qualms.inference.engine import Engine
 from qualms.inference.jobs import Answer, Batch
-from qualms.web.parameters import NOTHING_ASKED
 from qualms.web.reply import ReplyWriter
 
 linux = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes can be pinned on Linux only")
@@ -280,7 +280,7 @@ def test_the_plain_server_says_what_the_service_says(bundle_file: Path) -> None:
     for picture in draw(bundle.manifest.input, 3):
         image = preprocess(picture, bundle.manifest.input)
         batch = Batch(engine.run(image[None]), [(1, 0.0)], 0.0)
-        ours = orjson.loads(writer.write(Answer(batch, 0, 1, 0.0), NOTHING_ASKED, "x"))
+        ours = orjson.loads(writer.write(Answer(batch, 0, 1, 0.0), DEFAULT_OPERATING_POINT, "x"))
         theirs = asyncio.run(ask(picture))
         expected, found = flat(ours), flat(theirs)
         assert found.keys() == expected.keys()

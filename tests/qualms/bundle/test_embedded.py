@@ -7,7 +7,7 @@ import pytest
 from qualms.bundle import embedded
 from qualms.bundle.file import open_bundle
 from qualms.bundle.runtime import GraphRunner, check_golden
-from qualms.decisions.operating_point import accept_point, flag_point
+from qualms.decisions.operating_point import flag_point, trust_point
 from qualms.errors import BundleError
 
 MODELS = {
@@ -40,7 +40,7 @@ def test_a_model_is_there_verified_small_and_evaluated(name: str) -> None:
 def test_a_model_keeps_both_promises_at_its_operating_point(name: str) -> None:
     manifest = open_bundle(embedded.resolve(name)).manifest
     assert (flag_point(manifest).guarantee, flag_point(manifest).score) == ("confident", "fused")
-    assert accept_point(manifest).accepted > MODELS[name][2]
+    assert trust_point(manifest).accepted > MODELS[name][2]
     assert manifest.evaluation is not None
     for row in manifest.evaluation.realised:
         assert row.realised is not None

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import GraphRunner, check_golden
-from qualms.bundle.scores import DIRICHLET
+from qualms.bundle.scores import DIRICHLET_SCORES
 from qualms.errors import BundleError, ExtraMissingError
 
 DrawImages = Callable[[int, int], NDArray[np.uint8]]
@@ -43,7 +43,7 @@ def test_every_output_has_a_row_an_image(runner: GraphRunner, draw_images: DrawI
     assert {name: values.shape for name, values in found.items()} == {
         "prediction": (5,),
         **dict.fromkeys(vectors, (5, 3)),
-        **dict.fromkeys(DIRICHLET, (5,)),
+        **dict.fromkeys(DIRICHLET_SCORES, (5,)),
     }
     assert {values.dtype for name, values in found.items() if name != "prediction"} == {np.dtype(np.float32)}
     assert found["prediction"].dtype == np.int64

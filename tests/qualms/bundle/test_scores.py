@@ -4,11 +4,11 @@ import pytest
 from qualms.bundle.scores import (
     DEFAULT_FLAG_SCORE,
     DEFAULT_TRUST_SCORE,
-    DIRICHLET,
-    JOINED,
+    DIRICHLET_SCORES,
+    FEATURE_SCORES,
     SCORES,
     Direction,
-    doubt,
+    as_uncertainty,
 )
 
 
@@ -25,7 +25,7 @@ def test_the_registry_lists_the_graphs_scores_in_order() -> None:
         "distance",
         "fused",
     ]
-    assert list(SCORES) == [*DIRICHLET, *JOINED]
+    assert list(SCORES) == [*DIRICHLET_SCORES, *FEATURE_SCORES]
     assert all(score.name == name and score.description.endswith(".") for name, score in SCORES.items())
 
 
@@ -43,7 +43,7 @@ def test_each_score_says_what_kind_of_uncertainty_it_is() -> None:
 def test_the_default_scores_are_of_the_kind_their_decision_needs_and_every_model_has_them() -> None:
     assert SCORES[DEFAULT_FLAG_SCORE].kind == "epistemic"
     assert SCORES[DEFAULT_TRUST_SCORE].kind == "total"
-    assert {DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE} <= set(DIRICHLET)
+    assert {DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE} <= set(DIRICHLET_SCORES)
 
 
 def test_nobody_can_change_the_registry() -> None:
@@ -53,18 +53,18 @@ def test_nobody_can_change_the_registry() -> None:
 
 def test_doubt_grows_with_uncertainty_whichever_way_the_score_points() -> None:
     values = np.array([1.0, 2.0, 3.0], dtype=np.float32)
-    assert doubt(values, "higher").tolist() == [1.0, 2.0, 3.0]
-    assert doubt(values, "lower").tolist() == [-1.0, -2.0, -3.0]
-    assert doubt(values, "lower").dtype == np.float64
+    assert as_uncertainty(values, "higher").tolist() == [1.0, 2.0, 3.0]
+    assert as_uncertainty(values, "lower").tolist() == [-1.0, -2.0, -3.0]
+    assert as_uncertainty(values, "lower").dtype == np.float64
 
 
 @pytest.mark.parametrize("direction", ["higher", "lower"])
 def test_a_score_that_cannot_be_computed_is_maximal_doubt(direction: Direction) -> None:
-    assert doubt([0.5, np.nan], direction)[1] == np.inf
+    assert as_uncertainty([0.5, np.nan], direction)[1] == np.inf
 
 
 @pytest.mark.parametrize("direction", ["higher", "lower"])
 def test_doubt_undoes_itself_and_leaves_its_argument_alone(direction: Direction) -> None:
     values = np.array([-1.5, 0.0, 2.0, np.inf])
-    assert doubt(doubt(values, direction), direction).tolist() == values.tolist()
+    assert as_uncertainty(as_uncertainty(values, direction), direction).tolist() == values.tolist()
     assert values.tolist() == [-1.5, 0.0, 2.0, np.inf]

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from qualms.bundle.scores import Direction, doubt
+from qualms.bundle.scores import Direction, as_uncertainty
 from qualms.decisions.binomial import binomial_cdf
-from qualms.decisions.flag import Guarantee, OperatingPoint, operating_point, p_values, rank
+from qualms.decisions.flag import FlagPoint, Guarantee, choose_flag_point, p_values, rank
 from qualms.errors import OperatingPointError
 
 GUARANTEES: list[Guarantee] = ["confident", "marginal"]
@@ -20,10 +20,10 @@ def point(
     target_fpr: float,
     guarantee: Guarantee = "confident",
     direction: Direction = "higher",
-) -> OperatingPoint:
+) -> FlagPoint:
     """An operating point from scores in their own units and any order."""
-    return operating_point(
-        np.sort(doubt(calibration, direction)),
+    return choose_flag_point(
+        np.sort(as_uncertainty(calibration, direction)),
         score="score",
         direction=direction,
         target_fpr=target_fpr,
@@ -144,7 +144,7 @@ def test_an_unknown_guarantee_is_refused_with_those_accepted() -> None:
 
 def test_an_operating_point_says_what_it_is() -> None:
     made = point(np.arange(1_000.0), 0.05)
-    assert made == OperatingPoint("score", "higher", 0.05, "confident", 39, 1_000, 961.0, made.rate_bound)
+    assert made == FlagPoint("score", "higher", 0.05, "confident", 39, 1_000, 961.0, made.rate_bound)
     assert made.rate_bound == pytest.approx(float(stats.beta.isf(0.001, 39, 962)), rel=1e-10)
     assert made.flags([960.0, 961.0, 961.5, math.nan]).tolist() == [False, False, True, True]
 
@@ -170,7 +170,7 @@ def test_a_flag_is_exactly_a_small_p_value_even_with_ties(
     except OperatingPointError:
         return
     values = np.array([*np.arange(-5, 5.5, 0.5), math.nan, math.inf, -math.inf])
-    p = p_values(doubt(values, direction), np.sort(doubt(calibration, direction)))
+    p = p_values(as_uncertainty(values, direction), np.sort(as_uncertainty(calibration, direction)))
     assert made.flags(values).tolist() == (p <= made.k / (made.n + 1)).tolist()
 
 
@@ -183,7 +183,7 @@ def test_calibration_scores_themselves_are_flagged_exactly_by_p_value(
 ) -> None:
     values = np.array(scores, dtype=np.float32)
     made = point(values.astype(np.float64), 0.2, "marginal", direction)
-    p = p_values(doubt(values, direction), np.sort(doubt(values, direction)))
+    p = p_values(as_uncertainty(values, direction), np.sort(as_uncertainty(values, direction)))
     assert made.flags(values).tolist() == (p <= made.k / (made.n + 1)).tolist()
 
 

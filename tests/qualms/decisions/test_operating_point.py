@@ -3,7 +3,7 @@ import pytest
 
 from qualms.bundle.manifest import Manifest
 from qualms.decisions.flag import Guarantee
-from qualms.decisions.operating_point import accept_point, flag_point
+from qualms.decisions.operating_point import flag_point, trust_point
 from qualms.errors import OperatingPointError
 
 # Flags
@@ -78,7 +78,7 @@ def test_what_cannot_be_promised_is_refused_and_not_replaced_by_the_default(
 
 
 def test_predictions_are_accepted_at_the_manifests_own_risk(manifest: Manifest) -> None:
-    point = accept_point(manifest)
+    point = trust_point(manifest)
     assert (point.score, point.direction, point.target_risk) == ("error_probability", "higher", 0.01)
     trust, values = manifest.calibration.trust, manifest.calibration.scores["error_probability"]
     assert point.accepted == (values <= point.threshold).mean()
@@ -87,7 +87,7 @@ def test_predictions_are_accepted_at_the_manifests_own_risk(manifest: Manifest) 
 
 
 def test_a_laxer_risk_accepts_more(manifest: Manifest) -> None:
-    strict, lax = accept_point(manifest), accept_point(manifest, target_risk=0.2)
+    strict, lax = trust_point(manifest), trust_point(manifest, target_risk=0.2)
     assert lax.target_risk == 0.2
     assert lax.accepted > strict.accepted
 
@@ -101,13 +101,13 @@ def test_a_trust_score_that_points_down_is_accepted_above_its_threshold(manifest
             "calibration": manifest.calibration.model_copy(update={"trust": turned}),
         }
     )
-    point = accept_point(changed)
+    point = trust_point(changed)
     assert point.direction == "lower"
-    assert point.threshold == pytest.approx(1 - accept_point(manifest).threshold)
+    assert point.threshold == pytest.approx(1 - trust_point(manifest).threshold)
     assert point.accepts([point.threshold + 0.01, point.threshold - 0.01]).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("target_risk", [0.0, 0.001])
 def test_a_risk_that_cannot_be_promised_is_refused(manifest: Manifest, target_risk: float) -> None:
     with pytest.raises(OperatingPointError, match="target risk"):
-        accept_point(manifest, target_risk)
+        trust_point(manifest, target_risk)

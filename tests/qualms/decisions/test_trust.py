@@ -7,7 +7,7 @@ import pytest
 
 from qualms.bundle.scores import Direction
 from qualms.decisions.binomial import binomial_cdf, upper_bound
-from qualms.decisions.trust import RiskEvidence, TrustPoint, risk_threshold, tally, trust_point
+from qualms.decisions.trust import RiskEvidence, TrustPoint, choose_trust_point, risk_threshold, tally
 from qualms.errors import OperatingPointError
 
 Floats = npt.NDArray[np.float64]
@@ -166,7 +166,7 @@ def test_a_trust_point_speaks_the_scores_own_units() -> None:
         1000,
         thresholds=-TENTHS[::-1],
     )
-    made = trust_point(counts, score="max_probability", direction="lower", target_risk=0.05)
+    made = choose_trust_point(counts, score="max_probability", direction="lower", target_risk=0.05)
     assert made == TrustPoint("max_probability", "lower", 0.05, threshold=0.6, accepted=0.5)
     assert made.accepts([0.7, 0.6, 0.59]).tolist() == [True, True, False]
 
@@ -180,7 +180,7 @@ def test_a_value_that_is_not_a_finite_number_is_never_trusted(direction: Directi
 def test_equal_thresholds_count_the_same_images() -> None:
     thresholds = np.array([0.1, 0.2, 0.3, 0.3, 0.3, 0.6, 0.7, 0.8, 0.9, 1.0])
     counts = evidence([100, 200, 500, 500, 500, 600, 700, 800, 900, 999], [0] * 5 + [500] * 5, 1000, TENTHS, thresholds)
-    made = trust_point(counts, score="entropy", direction="higher", target_risk=0.05)
+    made = choose_trust_point(counts, score="entropy", direction="higher", target_risk=0.05)
     assert (made.threshold, made.accepted) == (0.3, 0.5)
 
 

@@ -8,13 +8,12 @@ from numpy.typing import NDArray
 
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import GraphRunner
-from qualms.bundle.scores import DIRICHLET, doubt
+from qualms.bundle.scores import DIRICHLET_SCORES, as_uncertainty
 from qualms.decisions import verdicts as module
 from qualms.decisions.flag import Guarantee, p_values
-from qualms.decisions.operating_point import accept_point, flag_point
-from qualms.decisions.verdicts import Decider, judge
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint, flag_point, trust_point
+from qualms.decisions.verdicts import Decider, decide
 from qualms.errors import OperatingPointError
-from qualms.web.parameters import NOTHING_ASKED, Asked
 
 STRICT = 1e-6
 """a rate that some hundred calibration images cannot promise"""
@@ -32,7 +31,7 @@ def outputs(runner: GraphRunner, draw_images: Callable[[int, int], NDArray[np.ui
     return runner(np.concatenate((draw_images(7, 200), odd)))
 
 
-@pytest.mark.parametrize("score", [None, *DIRICHLET])
+@pytest.mark.parametrize("score", [None, *DIRICHLET_SCORES])
 @pytest.mark.parametrize(("target_fpr", "guarantee"), [(None, None), (0.05, "marginal"), (0.3, "confident")])
 def test_flags_p_values_and_trust_are_those_of_the_decision_functions(
     decider: Decider,
@@ -42,14 +41,14 @@ def test_flags_p_values_and_trust_are_those_of_the_decision_functions(
     target_fpr: float | None,
     guarantee: Guarantee | None,
 ) -> None:
-    rule = decider.rule(Asked(score, target_fpr, guarantee))
-    verdicts = judge(rule, outputs)
-    point, trust = flag_point(manifest, score, target_fpr, guarantee), accept_point(manifest)
+    rule = decider.rule(OperatingPoint(score, target_fpr, guarantee))
+    verdicts = decide(rule, outputs)
+    point, trust = flag_point(manifest, score, target_fpr, guarantee), trust_point(manifest)
     values = outputs[point.score]
     assert rule.flag == point
     np.testing.assert_array_equal(verdicts.flags, point.flags(values))
-    calibration = np.sort(doubt(manifest.calibration.scores[point.score], point.direction))
-    np.testing.assert_array_equal(verdicts.p_values, p_values(doubt(values, point.direction), calibration))
+    calibration = np.sort(as_uncertainty(manifest.calibration.scores[point.score], point.direction))
+    np.testing.assert_array_equal(verdicts.p_values, p_values(as_uncertainty(values, point.direction), calibration))
     np.testing.assert_array_equal(verdicts.flags, verdicts.p_values <= point.k / (point.n + 1))
     np.testing.assert_array_equal(verdicts.values, values)
     assert verdicts.accepts is not None
@@ -58,16 +57,16 @@ def test_flags_p_values_and_trust_are_those_of_the_decision_functions(
 
 
 def test_some_images_are_flagged_and_some_are_not(decider: Decider, outputs: dict[str, NDArray[Any]]) -> None:
-    flags = judge(decider.rule(Asked(target_fpr=0.3)), outputs).flags
+    flags = decide(decider.rule(OperatingPoint(target_fpr=0.3)), outputs).flags
     assert 0 < flags.sum() < len(flags)
 
 
 def test_a_value_that_is_no_number_is_flagged_and_not_trusted(
     decider: Decider, outputs: dict[str, NDArray[Any]]
 ) -> None:
-    rule = decider.rule(NOTHING_ASKED)
+    rule = decider.rule(DEFAULT_OPERATING_POINT)
     nowhere = {name: np.full_like(values, np.nan, dtype=np.float32) for name, values in outputs.items()}
-    verdicts = judge(rule, nowhere)
+    verdicts = decide(rule, nowhere)
     assert verdicts.flags.all()
     assert verdicts.accepts is not None
     assert not verdicts.accepts.any()
@@ -84,13 +83,13 @@ def test_a_rule_is_worked_out_once(manifest: Manifest, monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "flag_point", count)
     decider = Decider(manifest)
     for target in (0.1, 0.2, 0.1, 0.2, 0.1):
-        decider.rule(Asked(target_fpr=target))
+        decider.rule(OperatingPoint(target_fpr=target))
     assert asked == [0.1, 0.2]
 
 
 def test_rules_that_strangers_ask_for_do_not_pile_up(decider: Decider) -> None:
     for step in range(300):
-        decider.rule(Asked(target_fpr=0.3 + step / 1000, guarantee="marginal"))
+        decider.rule(OperatingPoint(target_fpr=0.3 + step / 1000, guarantee="marginal"))
     assert decider.rule.cache_info().currsize == 256
 
 
@@ -99,29 +98,29 @@ def test_a_default_risk_that_cannot_be_promised_is_a_refusal_and_one_that_was_as
 ) -> None:
     operating = manifest.operating.model_copy(update={"target_risk": STRICT})
     decider = Decider(manifest.model_copy(update={"operating": operating}))
-    rule = decider.rule(NOTHING_ASKED)
+    rule = decider.rule(DEFAULT_OPERATING_POINT)
     assert (rule.trust, rule.target_risk) == (None, STRICT)
     assert rule.refusal is not None
     assert rule.refusal.startswith("A target risk of 1e-06 needs at least")
-    assert judge(rule, outputs).accepts is None
+    assert decide(rule, outputs).accepts is None
     with pytest.raises(OperatingPointError, match="A target risk of 1e-06"):
-        decider.rule(Asked(target_risk=STRICT))
-    assert decider.rule(Asked(target_risk=0.2)).trust == replace(accept_point(manifest, 0.2))
+        decider.rule(OperatingPoint(target_risk=STRICT))
+    assert decider.rule(OperatingPoint(target_risk=0.2)).trust == replace(trust_point(manifest, 0.2))
 
 
 @pytest.mark.parametrize(
     ("asked", "blamed"),
     [
-        (Asked(score="surprise"), "score"),
-        (Asked(score="surprise", target_fpr=STRICT), "score"),
-        (Asked(target_fpr=STRICT), "target_fpr"),
-        (Asked(score="entropy", target_fpr=STRICT, guarantee="marginal"), "target_fpr"),
-        (Asked(target_risk=STRICT), "target_risk"),
-        (Asked(target_fpr=0.1, target_risk=STRICT), "target_risk"),
+        (OperatingPoint(score="surprise"), "score"),
+        (OperatingPoint(score="surprise", target_fpr=STRICT), "score"),
+        (OperatingPoint(target_fpr=STRICT), "target_fpr"),
+        (OperatingPoint(score="entropy", target_fpr=STRICT, guarantee="marginal"), "target_fpr"),
+        (OperatingPoint(target_risk=STRICT), "target_risk"),
+        (OperatingPoint(target_fpr=0.1, target_risk=STRICT), "target_risk"),
     ],
 )
 def test_what_cannot_be_supported_is_refused_and_the_parameter_blamed(
-    decider: Decider, asked: Asked, blamed: str
+    decider: Decider, asked: OperatingPoint, blamed: str
 ) -> None:
     with pytest.raises(OperatingPointError):
         decider.rule(asked)

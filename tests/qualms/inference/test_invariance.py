@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from qualms.bundle.embedded import DEFAULT as DEFAULT_MODEL
 from qualms.bundle.embedded import available, resolve
 from qualms.bundle.file import open_bundle
-from qualms.decisions.verdicts import Decider, judge
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
+from qualms.decisions.verdicts import Decider, decide
 from qualms.images.preprocess import preprocess_batch
 from qualms.inference.engine import Engine
-from qualms.web.parameters import NOTHING_ASKED
 
 TOLERANCE = 1e-5
 """relative, of α"""
@@ -64,10 +64,10 @@ def test_ten_thousand_digits_are_answered_alike_alone_and_in_any_company() -> No
     with np.load(path) as data:
         images = preprocess_batch(data["images"], bundle.manifest.input)
     assert len(images) == 10_000
-    engine, rule = Engine(bundle, "cpu", threads=1), Decider(bundle.manifest).rule(NOTHING_ASKED)
+    engine, rule = Engine(bundle, "cpu", threads=1), Decider(bundle.manifest).rule(DEFAULT_OPERATING_POINT)
     alone = [engine.run_all(images[place : place + 1]) for place in range(len(images))]
     want = {name: np.concatenate([outputs[name] for outputs in alone]) for name in engine.outputs}
-    flags = judge(rule, want).flags
+    flags = decide(rule, want).flags
     rng = np.random.default_rng(0)
     for cap in (2, 64):
         order, start = rng.permutation(len(images)), 0
@@ -79,4 +79,4 @@ def test_ten_thousand_digits_are_answered_alike_alone_and_in_any_company() -> No
             start += len(places)
         np.testing.assert_allclose(found["alpha"], want["alpha"], rtol=TOLERANCE)
         np.testing.assert_array_equal(found["prediction"], want["prediction"])
-        np.testing.assert_array_equal(judge(rule, found).flags, flags)
+        np.testing.assert_array_equal(decide(rule, found).flags, flags)

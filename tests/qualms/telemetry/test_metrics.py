@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Manifest
-from qualms.decisions.verdicts import Decider, judge
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
+from qualms.decisions.verdicts import Decider, decide
 from qualms.telemetry.metrics import _BATCHES_KEPT, P_VALUES, BatchHistogram, ModelMetrics, ServiceMetrics, expose
-from qualms.web.parameters import NOTHING_ASKED
 from qualms.web.state import ServiceState
 
 MODEL = {"model": "tiny", "version": "1.2"}
@@ -78,7 +78,7 @@ def registry() -> CollectorRegistry:
 
 def test_everything_is_there_at_zero_before_the_first_request(registry: CollectorRegistry, bundle: Bundle) -> None:
     ServiceMetrics(registry)
-    rule = Decider(bundle.manifest).rule(NOTHING_ASKED)
+    rule = Decider(bundle.manifest).rule(DEFAULT_OPERATING_POINT)
     ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
     values = series(expose(registry, "")[0].decode())
     said = {
@@ -106,13 +106,13 @@ def test_everything_is_there_at_zero_before_the_first_request(registry: Collecto
 def test_a_batch_is_counted_at_the_default_operating_point(
     registry: CollectorRegistry, bundle: Bundle, runner: Callable[..., dict[str, NDArray[Any]]], draw_images: Draw
 ) -> None:
-    rule = Decider(bundle.manifest).rule(NOTHING_ASKED)
+    rule = Decider(bundle.manifest).rule(DEFAULT_OPERATING_POINT)
     metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
     odd = np.array([np.full((6, 5, 3), colour, np.uint8) for colour in ODD])
     want: Counter[str] = Counter()
     for seed, count in ((1, 20), (2, 5)):
         outputs = runner(np.concatenate((draw_images(seed, count), odd)))
-        verdicts = judge(rule, outputs)
+        verdicts = decide(rule, outputs)
         metrics.observe(outputs, verdicts, [(len(verdicts.flags), 0.5)])
         for index, flag in zip(outputs["prediction"], verdicts.flags, strict=True):
             want[f"{bundle.manifest.classes[index]} {str(bool(flag)).lower()}"] += 1
@@ -135,11 +135,11 @@ def test_p_values_of_calibration_images_fill_the_buckets_evenly(
     registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
 ) -> None:
     """The dashboards' test for drift: in-distribution, a twentieth of the images falls into each bucket."""
-    rule = Decider(manifest).rule(NOTHING_ASKED)
+    rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
     metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
     outputs: dict[str, NDArray[Any]] = dict(manifest.calibration.scores)
     outputs["prediction"] = np.zeros(manifest.calibration.n, np.int64)
-    metrics.observe(outputs, judge(rule, outputs), [(len(outputs["prediction"]), 0.1)])
+    metrics.observe(outputs, decide(rule, outputs), [(len(outputs["prediction"]), 0.1)])
     values = series(expose(registry, "")[0].decode())
     for bound in P_VALUES:
         share = total(values, "qualms_p_value_bucket", le=str(bound)) / manifest.calibration.n
@@ -150,12 +150,12 @@ def test_p_values_of_calibration_images_fill_the_buckets_evenly(
 def test_what_is_kept_to_be_counted_together_is_counted_once_when_it_is_read(
     registry: CollectorRegistry, bundle: Bundle, manifest: Manifest, batches: int
 ) -> None:
-    rule = Decider(manifest).rule(NOTHING_ASKED)
+    rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
     metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
     outputs: dict[str, NDArray[Any]] = {name: values[:2] for name, values in manifest.calibration.scores.items()}
     outputs["prediction"] = np.zeros(2, np.int64)
     for _ in range(batches):
-        metrics.observe(outputs, judge(rule, outputs), [(len(outputs["prediction"]), 0.1)])
+        metrics.observe(outputs, decide(rule, outputs), [(len(outputs["prediction"]), 0.1)])
         assert len(metrics._kept) < _BATCHES_KEPT
     for _ in range(2):
         values = series(expose(registry, "")[0].decode())
@@ -167,11 +167,11 @@ def test_the_reference_is_what_the_calibration_images_would_have_been_counted_as
     registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
 ) -> None:
     """Ties, rounding and bucket edges are in both, so that any difference between the two is traffic."""
-    rule = Decider(manifest).rule(NOTHING_ASKED)
+    rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
     metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
     outputs: dict[str, NDArray[Any]] = dict(manifest.calibration.scores)
     outputs["prediction"] = np.zeros(manifest.calibration.n, np.int64)
-    metrics.observe(outputs, judge(rule, outputs), [(len(outputs["prediction"]), 0.1)])
+    metrics.observe(outputs, decide(rule, outputs), [(len(outputs["prediction"]), 0.1)])
     values = series(expose(registry, "")[0].decode())
     for name in ("p_value", "total_uncertainty", "epistemic_uncertainty"):
         live = {key: value for key, value in values.items() if key.startswith(f"qualms_{name}_bucket")}
@@ -183,11 +183,11 @@ def test_the_reference_is_what_the_calibration_images_would_have_been_counted_as
 
 def test_many_classes_have_no_label_each(registry: CollectorRegistry, bundle: Bundle, manifest: Manifest) -> None:
     many = manifest.model_copy(update={"classes": [f"class {index}" for index in range(101)]})
-    rule = Decider(manifest).rule(NOTHING_ASKED)
+    rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
     metrics = ModelMetrics(registry, replace(bundle, manifest=many), rule, "CPUExecutionProvider")
     outputs: dict[str, NDArray[Any]] = {name: values[:4] for name, values in manifest.calibration.scores.items()}
     outputs["prediction"] = np.array([0, 7, 100, 100])
-    metrics.observe(outputs, judge(rule, outputs), [(len(outputs["prediction"]), 0.1)])
+    metrics.observe(outputs, decide(rule, outputs), [(len(outputs["prediction"]), 0.1)])
     values = series(expose(registry, "")[0].decode())
     assert total(values, "qualms_predictions_total", **{"class": "any"}) == 4
     assert "class 7" not in " ".join(values)
@@ -198,14 +198,14 @@ def test_a_reference_quantile_below_zero_does_not_take_the_sum_away(
 ) -> None:
     quantiles = {name: [-1e-9, *values[1:]] for name, values in manifest.reference.quantiles.items()}
     rounded = manifest.model_copy(update={"reference": manifest.reference.model_copy(update={"quantiles": quantiles})})
-    rule = Decider(manifest).rule(NOTHING_ASKED)
+    rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
     ModelMetrics(registry, replace(bundle, manifest=rounded), rule, "CPUExecutionProvider")
     assert registry.get_sample_value("qualms_epistemic_uncertainty_count", MODEL) == 0
     assert registry.get_sample_value("qualms_total_uncertainty_sum", MODEL) == 0
 
 
 def test_the_series_of_a_closed_model_go(registry: CollectorRegistry, bundle: Bundle) -> None:
-    rule = Decider(bundle.manifest).rule(NOTHING_ASKED)
+    rule = Decider(bundle.manifest).rule(DEFAULT_OPERATING_POINT)
     metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
     metrics.close()
     assert expose(registry, "")[0] == b""

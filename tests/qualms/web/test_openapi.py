@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qualms.bundle.file import Bundle, write_bundle
 from qualms.bundle.manifest import Manifest
-from qualms.web.parameters import Asked
+from qualms.decisions.operating_point import OperatingPoint
 from qualms.web.state import ServiceState
 
 Draw = Callable[[int, int], NDArray[np.uint8]]
@@ -104,7 +104,7 @@ def test_the_document_describes_every_way_to_ask(described: dict[str, Any]) -> N
     operation = described["paths"]["/predict"]["post"]
     queries = {parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "query"}
     headers = {parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "header"}
-    assert queries == {field.name for field in fields(Asked)}
+    assert queries == {field.name for field in fields(OperatingPoint)}
     assert headers == {"X-Request-ID", "X-Request-Timeout"}
     assert set(operation["requestBody"]["content"]) == {
         "image/*",

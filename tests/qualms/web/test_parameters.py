@@ -2,22 +2,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qualms.web.parameters import NOTHING_ASKED, Asked, parse_query
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
+from qualms.web.parameters import parse_query
 from qualms.web.problems import Problem
 
 
 def test_no_query_asks_for_nothing() -> None:
-    assert parse_query(b"") is NOTHING_ASKED == Asked(None, None, None, None)
+    assert parse_query(b"") is DEFAULT_OPERATING_POINT == OperatingPoint(None, None, None, None)
 
 
 def test_every_parameter_in_any_order() -> None:
     asked = parse_query(b"target_risk=1e-2&guarantee=marginal&score=entropy&target_fpr=%30.05")
-    assert asked == Asked("entropy", 0.05, "marginal", 0.01)
+    assert asked == OperatingPoint("entropy", 0.05, "marginal", 0.01)
 
 
 def test_the_same_query_is_parsed_once() -> None:
     assert parse_query(b"target_fpr=0.07") is parse_query(b"target_fpr=0.07")
-    assert len({parse_query(b"target_fpr=0.07"), Asked(target_fpr=0.07)}) == 1
+    assert len({parse_query(b"target_fpr=0.07"), OperatingPoint(target_fpr=0.07)}) == 1
 
 
 @pytest.mark.parametrize("text", ["0.5", ".5", "5e-1", "+0.5", "0.50"])

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import GraphRunner
-from qualms.decisions.verdicts import Decider, judge
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
+from qualms.decisions.verdicts import Decider, decide
 from qualms.inference.jobs import Answer, Batch
 from qualms.web import reply as module
-from qualms.web.parameters import NOTHING_ASKED, Asked
 from qualms.web.reply import ReplyWriter
 from qualms.web.schemas import PredictReply
 
@@ -29,7 +29,7 @@ def writer(bundle: Bundle, runner: GraphRunner) -> ReplyWriter:
     return ReplyWriter(bundle, Decider(bundle.manifest), runner.outputs)
 
 
-def written(writer: ReplyWriter, answer: Answer, asked: Asked = NOTHING_ASKED) -> dict[str, Any]:
+def written(writer: ReplyWriter, answer: Answer, asked: OperatingPoint = DEFAULT_OPERATING_POINT) -> dict[str, Any]:
     body = writer.write(answer, asked, "r1")
     PredictReply.model_validate_json(body)
     document: dict[str, Any] = json.loads(body)
@@ -40,8 +40,8 @@ def test_a_reply_holds_everything_about_its_own_rows(
     writer: ReplyWriter, batch: Batch, bundle: Bundle, runner: GraphRunner
 ) -> None:
     outputs = dict(zip(runner.outputs, batch.outputs, strict=True))
-    rule = Decider(bundle.manifest).rule(NOTHING_ASKED)
-    verdicts = judge(rule, outputs)
+    rule = Decider(bundle.manifest).rule(DEFAULT_OPERATING_POINT)
+    verdicts = decide(rule, outputs)
     reply = written(writer, Answer(batch, 2, 3, 0.0))
     assert reply["model"] == {"name": "tiny", "version": "1.2", "digest": bundle.digest}
     assert reply["request_id"] == "r1"
@@ -119,18 +119,18 @@ def test_a_batch_is_judged_once_for_all_who_asked_the_same(
 
     def count(rule: Any, outputs: Any) -> Any:
         judged.append(rule.flag.score)
-        return judge(rule, outputs)
+        return decide(rule, outputs)
 
-    monkeypatch.setattr(module, "judge", count)
+    monkeypatch.setattr(module, "decide", count)
     for row in range(ROWS):
         written(writer, Answer(batch, row, 1, 0.0))
-        written(writer, Answer(batch, row, 1, 0.0), Asked(score="entropy"))
-        written(writer, Answer(batch, row, 1, 0.0), Asked(score="entropy"))
+        written(writer, Answer(batch, row, 1, 0.0), OperatingPoint(score="entropy"))
+        written(writer, Answer(batch, row, 1, 0.0), OperatingPoint(score="entropy"))
     assert judged == ["mutual_information", "entropy"]
 
 
 def test_what_was_asked_for_is_what_the_reply_says(writer: ReplyWriter, batch: Batch) -> None:
-    asked = Asked("precision", 0.2, "marginal", 0.1)
+    asked = OperatingPoint("precision", 0.2, "marginal", 0.1)
     (result,) = written(writer, Answer(batch, 1, 1, 0.0), asked)["results"]
     assert (result["ood"]["score"], result["ood"]["target_fpr"]) == ("precision", 0.2)
     assert result["ood"]["guarantee"] == "marginal"

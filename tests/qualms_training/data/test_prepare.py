@@ -14,7 +14,7 @@ from qualms_training.console import Display
 from qualms_training.data import load
 from qualms_training.data.dataset import ImageSet
 from qualms_training.data.npz import write_npz
-from qualms_training.data.prepare import CORRUPTED, Part, PreparedData, itself, prepare, strangers
+from qualms_training.data.prepare import CORRUPTED, Part, PreparedData, itself, ood_sets, prepare
 from qualms_training.data.synthetic import draw_shapes, draw_textures
 from qualms_training.errors import DataError
 from qualms_training.recipe import Recipe
@@ -106,7 +106,7 @@ def test_strangers_are_the_same_for_every_seed_and_no_more_than_the_limit(
     recipe: Recipe, data_dir: Path, display: Display
 ) -> None:
     found = [
-        strangers(recipe, prepare(recipe, seed, data_dir, display).parts["test"], data_dir, display) for seed in (0, 1)
+        ood_sets(recipe, prepare(recipe, seed, data_dir, display).parts["test"], data_dir, display) for seed in (0, 1)
     ]
     assert list(found[0]) == ["unknown", CORRUPTED, itself("known")]
     assert {name: len(images) for name, images in found[0].items()} == {
@@ -120,7 +120,7 @@ def test_strangers_are_the_same_for_every_seed_and_no_more_than_the_limit(
 
 def test_strangers_go_through_the_models_own_preprocessing(recipe: Recipe, data_dir: Path, display: Display) -> None:
     test = prepare(recipe, 0, data_dir, display).parts["test"]
-    found = strangers(recipe, test, data_dir, display)
+    found = ood_sets(recipe, test, data_dir, display)
     unknown = np.asarray(load("unknown", "test", data_dir).images)
     assert unknown.shape == (80, 32, 32)
     conformed = preprocess_batch(unknown, recipe.input.spec)
@@ -132,10 +132,10 @@ def test_corrupted_images_are_changed_test_images_and_optional(
     recipe: Recipe, data_dir: Path, display: Display
 ) -> None:
     test = prepare(recipe, 0, data_dir, display).parts["test"]
-    corrupted = strangers(recipe, test, data_dir, display)[CORRUPTED]
+    corrupted = ood_sets(recipe, test, data_dir, display)[CORRUPTED]
     assert not rows(corrupted) & rows(test.images)
     without = recipe.model_copy(update={"data": recipe.data.model_copy(update={"corrupted": False})})
-    assert CORRUPTED not in strangers(without, test, data_dir, display)
+    assert CORRUPTED not in ood_sets(without, test, data_dir, display)
 
 
 @pytest.mark.parametrize("colour", ["RGB", "L"])
@@ -157,7 +157,7 @@ def test_the_known_set_by_the_strangers_path_is_the_test_set_to_the_pixel(
         }
     )
     test = prepare(resized, 0, data_dir, display).parts["test"]
-    found = strangers(resized, test, data_dir, display)[itself("known")]
+    found = ood_sets(resized, test, data_dir, display)[itself("known")]
     assert found.shape == (75, side, side, channels)
     assert rows(found) <= rows(test.images)
 

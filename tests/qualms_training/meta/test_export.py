@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import qualms_training
 from qualms.bundle.runtime import GraphRunner
-from qualms.bundle.scores import DIRICHLET, SCORES
+from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
 from qualms_training.errors import ExportError
 from qualms_training.fitting.feature_cache import Extractor
 from qualms_training.meta.export import compare, export_graph, to_onnx
@@ -22,7 +22,7 @@ from qualms_training.meta.fusion import Shown
 from qualms_training.meta.graph import BaseGraph, BundleGraph
 from qualms_training.meta.meta_model import PooledMeta, PublishedMeta, Reduce
 from qualms_training.meta.normalise import Normalise
-from qualms_training.meta.ood_scores import Doubter
+from qualms_training.meta.ood_scores import OodScores
 from qualms_training.meta.taps import Tapped
 from qualms_training.models import build, freeze
 
@@ -42,7 +42,9 @@ def pooled() -> BundleGraph:
     reduce = Reduce("pool", 2, ("mean", "max", "std"))
     extractor = Extractor(Normalise([0.5] * 3, [0.5] * 3), Tapped(base, ["pool1", "pool2"]), reduce)
     widths = [reduce.output_shape(shape) for shape in ((8, 8, 8), (16, 4, 4))]
-    graph = BundleGraph(extractor, PooledMeta(widths, 4, [32]), doubter=Doubter([w for (w,) in widths], 4, 200)).eval()
+    graph = BundleGraph(
+        extractor, PooledMeta(widths, 4, [32]), doubter=OodScores([w for (w,) in widths], 4, 200)
+    ).eval()
     fit_doubter(graph)
     return graph
 
@@ -102,7 +104,7 @@ def test_outputs_have_the_names_and_types_of_the_contract(exported: Exported) ->
     assert given.shape[1:] == [height, width, channels]
     vectors = {"base_probabilities", "probabilities", "alpha"}
     assert [output.name for output in session.get_outputs()] == list(exported.graph.outputs)
-    scores = SCORES if exported.graph.doubter else DIRICHLET
+    scores = SCORES if exported.graph.doubter else DIRICHLET_SCORES
     assert set(exported.graph.outputs) == {"prediction", *vectors, *scores}
     for output in session.get_outputs():
         assert output.type == ("tensor(int64)" if output.name == "prediction" else "tensor(float)")

@@ -8,15 +8,17 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from qualms.bundle.manifest import Evaluation, Golden, Manifest, Operating, Provenance, Realised, ScoreSpec
-from qualms.bundle.scores import DIRICHLET, SCORES, doubt
+from qualms.bundle.scores import DIRICHLET_SCORES, SCORES, as_uncertainty
 from qualms.decisions.calibration import calibrate, reference, trust_grid
-from qualms.decisions.operating_point import accept_point, flag_point
+from qualms.decisions.operating_point import flag_point, trust_point
 from qualms.images.input_spec import InputSpec
 from qualms_training.reporting.evaluation import all_doubts, detection, evaluate
 
 CLASSES = 3
 SPECS = {
-    name: ScoreSpec(direction=score.direction, kind=score.kind) for name, score in SCORES.items() if name in DIRICHLET
+    name: ScoreSpec(direction=score.direction, kind=score.kind)
+    for name, score in SCORES.items()
+    if name in DIRICHLET_SCORES
 }
 
 Outputs = dict[str, NDArray[Any]]
@@ -44,7 +46,7 @@ def manifest(n: int = 2000, **operating: Any) -> Manifest:
     outputs, labels = graph_outputs(n, seed=1)
     fitted, _ = graph_outputs(1000, seed=2)
     settings = Operating.model_validate({"target_fpr": 0.05, "target_risk": 0.05, **operating})
-    grid = trust_grid(doubt(fitted[settings.trust_score], SPECS[settings.trust_score].direction))
+    grid = trust_grid(as_uncertainty(fitted[settings.trust_score], SPECS[settings.trust_score].direction))
     digest = "0" * 64
     return Manifest(
         name="made",
@@ -127,7 +129,7 @@ def test_in_distribution_against_itself_is_fifty() -> None:
     outputs, labels = graph_outputs(4000, seed=3)
     other, _ = graph_outputs(4000, seed=6)
     result = evaluate(manifest(), "made", labels, outputs, {"again": other}, targets=[0.05])
-    assert len(result.ood) == len(DIRICHLET) + 2
+    assert len(result.ood) == len(DIRICHLET_SCORES) + 2
     for row in result.ood:
         assert row.auroc == pytest.approx(50, abs=2), row.score
 
@@ -137,7 +139,7 @@ def test_every_score_of_the_bundle_and_the_bases_two_tell_strangers_the_right_wa
     near, _ = graph_outputs(500, seed=8, shift=1.0)
     result = found({"far": far, "near": near})
     assert [row.data for row in result.ood] == ["far"] * 10 + ["near"] * 10
-    assert {row.score for row in result.ood} == {"base_entropy", "base_max_probability", *DIRICHLET}
+    assert {row.score for row in result.ood} == {"base_entropy", "base_max_probability", *DIRICHLET_SCORES}
     for row in result.ood:
         assert (row.n_id, row.n_ood) == (4000, 1000 if row.data == "far" else 500)
         assert row.auroc > (85 if row.data == "far" else 70), row.score
@@ -159,7 +161,7 @@ def test_errors_are_those_of_the_served_predictions() -> None:
     outputs, labels = graph_outputs(4000, seed=3)
     wrong = outputs["prediction"] != labels
     rows = {row.score: row for row in found().misclassification}
-    assert set(rows) == {"base_entropy", "base_max_probability", *DIRICHLET}
+    assert set(rows) == {"base_entropy", "base_max_probability", *DIRICHLET_SCORES}
     assert rows["entropy"].auroc == pytest.approx(100 * roc_auc_score(wrong, outputs["entropy"]))
     assert rows["precision"].aupr == pytest.approx(100 * average_precision_score(wrong, -outputs["precision"]))
 
@@ -204,7 +206,7 @@ def test_realised_rates_are_counted_on_flags_and_on_accepted_predictions() -> No
     made = manifest()
     rows = {row.promise: row for row in evaluate(made, "made", labels, outputs, {}, targets=[0.05]).realised}
     flagged = outputs["mutual_information"] > flag_point(made, target_fpr=0.05).threshold
-    accepted = outputs["error_probability"] <= accept_point(made, 0.05).threshold
+    accepted = outputs["error_probability"] <= trust_point(made, 0.05).threshold
     wrong = outputs["prediction"] != labels
     assert rows["false_alarm_rate"].realised == pytest.approx(flagged.mean())
     assert rows["selective_risk"].realised == pytest.approx(wrong[accepted].mean())
@@ -227,4 +229,4 @@ def test_a_base_of_other_classes_has_neither_accuracy_nor_scores() -> None:
     result = evaluate(served, "made", labels, outputs, {"far": outputs}, targets=[0.05])
     assert (result.base_accuracy, result.identical_predictions) == (None, None)
     assert result.accuracy == 100 * float((outputs["prediction"] == labels).mean())
-    assert {row.score for row in result.ood} == {row.score for row in result.misclassification} == set(DIRICHLET)
+    assert {row.score for row in result.ood} == {row.score for row in result.misclassification} == set(DIRICHLET_SCORES)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from qualms_training.fitting.feature_cache import Extractor
 from qualms_training.meta.meta_model import MetaModel, PooledMeta, PublishedMeta, Reduce
 from qualms_training.meta.normalise import Normalise
-from qualms_training.meta.ood_scores import Doubter
+from qualms_training.meta.ood_scores import OodScores
 from qualms_training.meta.taps import Tapped, choose_taps
 from qualms_training.models import build, freeze
 from qualms_training.recipe import Recipe
@@ -37,10 +37,10 @@ def random_parts(recipe: Recipe) -> tuple[Extractor, MetaModel]:
     return extractor, PooledMeta(widths, CLASSES, section.hidden)
 
 
-def random_doubter(recipe: Recipe, extractor: Extractor) -> Doubter | None:
+def random_doubter(recipe: Recipe, extractor: Extractor) -> OodScores | None:
     """The recipe's doubter, fitted to nothing, or None if it has none."""
     if not recipe.fuses:
         return None
     with torch.inference_mode():
         widths = [tap.shape[1] for tap in extractor(torch.from_numpy(random_images(recipe, 2)))[1]]
-    return Doubter(widths, CLASSES, recipe.data.splits.fit).eval()
+    return OodScores(widths, CLASSES, recipe.data.splits.fit).eval()

@@ -76,7 +76,7 @@ def prepare(recipe: Recipe, seed: int, data_dir: Path | None, display: Display) 
     )
 
 
-def strangers(recipe: Recipe, test: Part, data_dir: Path | None, display: Display) -> dict[str, NDArray[np.uint8]]:
+def ood_sets(recipe: Recipe, test: Part, data_dir: Path | None, display: Display) -> dict[str, NDArray[np.uint8]]:
     """The OOD sets (N, H, W, C), the same ones for every seed as long as `test` is the same.
 
     Half of the in-distribution test set goes the same way, as `<id> (itself)`: whatever tells it from the test

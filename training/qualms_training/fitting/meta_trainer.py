@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-from qualms.bundle.scores import SCORES, doubt
+from qualms.bundle.scores import SCORES, as_uncertainty
 from qualms_training.errors import DataError
 from qualms_training.fitting.feature_cache import Features
 from qualms_training.fitting.loop import Hooks, Progress, Schedule, run
@@ -101,7 +101,7 @@ def meta_score(model: nn.Module, features: Features, score: str, device: torch.d
 
 def _dirichlet_doubt(score: str) -> Doubt:
     direction = SCORES[score].direction
-    return lambda log_alpha: doubt(getattr(scores(log_alpha), score).numpy(), direction)
+    return lambda log_alpha: as_uncertainty(getattr(scores(log_alpha), score).numpy(), direction)
 
 
 def _selector(

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from qualms_training.meta.surprise import Surprise
+from qualms_training.meta.surprisal import Surprisal
 
 COUNTS = np.geomspace(1.0, 1e6, 61)
 """what N is chosen from"""
@@ -25,7 +25,7 @@ class DensityEvidence(nn.Module):
 
     def __init__(self, images: int) -> None:
         super().__init__()
-        self.surprise = Surprise(1, images)
+        self.surprise = Surprisal(1, images)
         self.register_buffer("count", torch.ones((), dtype=torch.float64))
 
     def fit(

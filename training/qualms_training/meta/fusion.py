@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 from torch import Tensor, nn
 
-from qualms_training.meta.surprise import Surprise
+from qualms_training.meta.surprisal import Surprisal
 
 ROUNDS = 12
 ERRORS = "errors"
@@ -50,7 +50,7 @@ class Fusion(nn.Module):
 
     def __init__(self, doubts: int, images: int) -> None:
         super().__init__()
-        self.surprise = Surprise(doubts, images)
+        self.surprise = Surprisal(doubts, images)
         self.register_buffer("weights", torch.full((doubts,), 1 / doubts))
 
     def fit(self, shown: Shown) -> dict[str, float]:

@@ -4,10 +4,10 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from qualms.bundle.scores import JOINED
+from qualms.bundle.scores import FEATURE_SCORES
 from qualms_training.fitting.feature_cache import Extractor
 from qualms_training.meta.dirichlet import scores
-from qualms_training.meta.ood_scores import Doubter
+from qualms_training.meta.ood_scores import OodScores
 
 
 class GraphOutputs(NamedTuple):
@@ -37,7 +37,7 @@ class BundleGraph(nn.Module):
         extractor: Extractor,
         meta: nn.Module,
         prediction: Literal["base", "meta"] = "base",
-        doubter: Doubter | None = None,
+        doubter: OodScores | None = None,
     ) -> None:
         super().__init__()
         self.extractor = extractor
@@ -48,7 +48,7 @@ class BundleGraph(nn.Module):
     @property
     def outputs(self) -> tuple[str, ...]:
         """What `forward` returns, by name."""
-        return GraphOutputs._fields + (() if self.doubter is None else JOINED)
+        return GraphOutputs._fields + (() if self.doubter is None else FEATURE_SCORES)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """uint8 (N, H, W, C) to all outputs."""

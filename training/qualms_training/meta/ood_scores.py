@@ -15,7 +15,7 @@ ROWS = 4096
 """of features that are looked at at once"""
 
 
-class Doubter(nn.Module):
+class OodScores(nn.Module):
     """Logits, mutual information and reduced taps of N images to distance and fused score, (N,) each."""
 
     def __init__(self, widths: Sequence[int], classes: int, fit_images: int) -> None:

@@ -47,7 +47,7 @@ _TRANSFER = (
     "from what the frozen base computes. The paper's base is a ResNet-50."
 )
 _ONE_BASE = (
-    "All seeds judge one base on one division of the data: ± is the spread of a method's own draws, none for a method "
+    "All seeds decide one base on one division of the data: ± is the spread of a method's own draws, none for a method "
     "that draws nothing, and who is best is said of this base alone."
 )
 

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from qualms_training.console import Display
 from qualms_training.data import load
-from qualms_training.data.prepare import CORRUPTED, itself, itself_half, strangers
+from qualms_training.data.prepare import CORRUPTED, itself, itself_half, ood_sets
 from qualms_training.errors import DataError, RecipeError
 from qualms_training.files import fingerprint, save_json
 from qualms_training.paper.definition import Benchmark
@@ -180,7 +180,7 @@ class Run:
             if base_seed != seed:
                 seed, first = base_seed, self._context(base_seed)
                 test = first.data.parts["test"]
-                others = strangers(first.recipe, test, self.data_dir, self.display)
+                others = ood_sets(first.recipe, test, self.data_dir, self.display)
                 contexts = {first.recipe.name: first}
                 contexts |= {other.name: first.around(base.frozen_base(first), other) for other in self.recipes[1:]}
             subject = None if recipe is None else Subject(contexts[recipe.name], job.protocol, job.seed, others)

@@ -7,7 +7,7 @@ from qualms.bundle.file import open_bundle
 from qualms.bundle.manifest import Evaluation
 from qualms.bundle.runtime import GraphRunner, check_golden
 from qualms_training.console import Display
-from qualms_training.data.prepare import prepare, strangers
+from qualms_training.data.prepare import ood_sets, prepare
 from qualms_training.errors import DataError, RecipeError
 from qualms_training.recipe import check_recipe
 from qualms_training.reporting.evaluation import evaluate
@@ -34,7 +34,7 @@ def evaluate_bundle(
     if list(data.classes) != bundle.manifest.classes:
         raise RecipeError(f"The data set {recipe.data.id!r} has other classes than the bundle was made for.")
     test = data.parts["test"]
-    others = strangers(recipe, test, data_dir, display)
+    others = ood_sets(recipe, test, data_dir, display)
     with display.bar("evaluating", len(test.labels) + sum(map(len, others.values()))) as advance:
         known = runner(test.images, progress=advance)
         strange = {name: runner(images, progress=advance) for name, images in others.items()}

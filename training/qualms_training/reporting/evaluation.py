@@ -9,8 +9,8 @@ from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from qualms.bundle.manifest import ErrorResult, Evaluation, Manifest, OodResult, Realised
 from qualms.bundle.runtime import Outputs
-from qualms.bundle.scores import doubt
-from qualms.decisions.operating_point import accept_point, flag_point
+from qualms.bundle.scores import as_uncertainty
+from qualms.decisions.operating_point import flag_point, trust_point
 from qualms.errors import OperatingPointError
 
 Doubts = dict[str, NDArray[np.float64]]
@@ -69,7 +69,7 @@ def evaluate(
 
 def all_doubts(outputs: Outputs, manifest: Manifest) -> Doubts:
     """Every score of the bundle and, if the base predicts, its own two, so that larger means more doubtful."""
-    found = {name: doubt(outputs[name], spec.direction) for name, spec in manifest.scores.items()}
+    found = {name: as_uncertainty(outputs[name], spec.direction) for name, spec in manifest.scores.items()}
     if manifest.prediction == "meta":
         return found
     base = outputs["base_probabilities"].astype(np.float64)
@@ -115,7 +115,7 @@ def _realised_false_alarms(manifest: Manifest, outputs: Outputs, target: float) 
 
 def _realised_risk(manifest: Manifest, outputs: Outputs, labels: NDArray[np.int64], target: float) -> Realised:
     try:
-        point = accept_point(manifest, target)
+        point = trust_point(manifest, target)
     except OperatingPointError:
         return Realised(promise="selective_risk", target=target, realised=None, n=0)
     accepted = point.accepts(outputs[point.score])

@@ -12,7 +12,7 @@ from qualms.bundle.manifest import Manifest, Operating, first_problem
 from qualms.bundle.runtime import GraphRunner, check_golden
 from qualms.decisions.calibration import calibrate, reference
 from qualms.decisions.flag import rank
-from qualms.decisions.operating_point import accept_point, flag_point
+from qualms.decisions.operating_point import flag_point, trust_point
 from qualms.errors import DataError, OperatingPointError
 from qualms_training.console import Display
 from qualms_training.data import ImageSet
@@ -121,7 +121,7 @@ def _report(bundle: Bundle, display: Display) -> None:
         f"({point.guarantee}, {point.n:,} images)."
     )
     try:
-        trust = accept_point(bundle.manifest)
+        trust = trust_point(bundle.manifest)
         display.note(
             f"Trust up to {trust.threshold:.6g} of {trust.score}: errors ≤ {100 * trust.target_risk:g} % "
             f"of the {100 * trust.accepted:.1f} % accepted."

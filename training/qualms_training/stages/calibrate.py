@@ -6,7 +6,7 @@ from qualms.bundle import golden
 from qualms.bundle.file import graph_digest, open_bundle, write_bundle
 from qualms.bundle.manifest import Golden, Manifest, ScoreSpec
 from qualms.bundle.runtime import GraphRunner, Outputs, check_golden
-from qualms.bundle.scores import SCORES, doubt
+from qualms.bundle.scores import SCORES, as_uncertainty
 from qualms.decisions.calibration import calibrate, reference, trust_grid
 from qualms_training.files import fingerprint
 from qualms_training.reporting.provenance import provenance
@@ -50,7 +50,7 @@ def _manifest(context: RunContext, graph: bytes) -> Manifest:
     with context.display.bar("calibrating", len(calibration.labels) + len(parts["fit"].labels)) as advance:
         fitted = runner(parts["fit"].images, progress=advance)
         outputs = runner(calibration.images, progress=advance)
-    grid = trust_grid(doubt(fitted[operating.trust_score], specs[operating.trust_score].direction))
+    grid = trust_grid(as_uncertainty(fitted[operating.trust_score], specs[operating.trust_score].direction))
     facts = fit.facts(context)
     manifest = Manifest(
         name=context.recipe.name,

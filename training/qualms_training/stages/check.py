@@ -9,7 +9,7 @@ from torch import Tensor
 from qualms.decisions.flag import rank
 from qualms_training.data import load
 from qualms_training.errors import ModelError
-from qualms_training.meta.surprise import Surprise
+from qualms_training.meta.surprisal import Surprisal
 from qualms_training.models import freeze
 from qualms_training.stages import base, fit
 from qualms_training.stages.context import RunContext
@@ -29,7 +29,7 @@ def run(context: RunContext) -> None:
     if recipe.base.weights is None:
         _check_training(untrained)
     if recipe.fuses:
-        Surprise(1, recipe.data.splits.fit)  # which refuses too few images
+        Surprisal(1, recipe.data.splits.fit)  # which refuses too few images
 
 
 def _check_base(context: RunContext) -> None:

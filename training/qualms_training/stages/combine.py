@@ -14,7 +14,7 @@ from qualms_training.fitting.feature_cache import Features
 from qualms_training.fitting.meta_trainer import outputs
 from qualms_training.meta.dirichlet import scores
 from qualms_training.meta.fusion import Shown
-from qualms_training.meta.ood_scores import Doubter
+from qualms_training.meta.ood_scores import OodScores
 from qualms_training.models import identity, load_weights
 from qualms_training.stages import fit
 from qualms_training.stages.context import RunContext
@@ -29,7 +29,7 @@ def run(context: RunContext) -> None:
         context.display.note("  fused: " + ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items()))
 
 
-def doubter(context: RunContext) -> Doubter | None:
+def doubter(context: RunContext) -> OodScores | None:
     """The fitted doubter, or None where the recipe fuses nothing."""
     return context.once("doubter", lambda: _fitted(context)) if context.recipe.fuses else None
 
@@ -45,9 +45,9 @@ def mark(context: RunContext) -> str:
     return fingerprint(fit.mark(context), identity(fit.fitted_meta(context)), list(NOISES), context.data.record)
 
 
-def _fitted(context: RunContext) -> Doubter:
+def _fitted(context: RunContext) -> OodScores:
     train, held_out = features(context, "train"), context.data.parts["fit"]
-    made = Doubter([tap.shape[1] for tap in train.taps], len(context.data.classes), len(held_out.labels))
+    made = OodScores([tap.shape[1] for tap in train.taps], len(context.data.classes), len(held_out.labels))
     file = context.folder / "doubter.pt"
     if context.done("combine", mark(context), file, context.folder / "combine.json"):
         load_weights(made, file)
@@ -57,7 +57,7 @@ def _fitted(context: RunContext) -> Doubter:
     return made.eval()
 
 
-def _fit(context: RunContext, made: Doubter, train: Features, file: Path) -> None:
+def _fit(context: RunContext, made: OodScores, train: Features, file: Path) -> None:
     labels = context.data.parts["train"].labels
     held_out = context.data.parts["fit"]
     made.density.fit([np.asarray(tap, dtype=np.float32) for tap in train.taps], labels)
@@ -82,7 +82,7 @@ def errors(context: RunContext, found: Features, labels: NDArray[np.int64]) -> N
     return np.asarray(source.argmax(axis=1) != labels)
 
 
-def _doubts(context: RunContext, made: Doubter, found: Features) -> NDArray[np.float64]:
+def _doubts(context: RunContext, made: OodScores, found: Features) -> NDArray[np.float64]:
     """What is fused, (N, J), for images whose features are known."""
     log_alpha = outputs(fit.fitted_meta(context), found, torch.device("cpu"))
     return made.all_doubts(found, scores(log_alpha).mutual_information)

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from qualms.bundle.file import Bundle, open_bundle, write_bundle
 from qualms.bundle.manifest import Evaluation
 from qualms.bundle.runtime import GraphRunner
-from qualms_training.data.prepare import strangers
+from qualms_training.data.prepare import ood_sets
 from qualms_training.files import fingerprint, save_json
 from qualms_training.reporting.evaluation import evaluate
 from qualms_training.reporting.plots import save_plots
@@ -34,7 +34,7 @@ def run(context: RunContext) -> None:
 
 def _evaluate(context: RunContext, bundle: Bundle) -> Evaluation:
     test = context.data.parts["test"]
-    others = strangers(context.recipe, test, context.data_dir, context.display)
+    others = ood_sets(context.recipe, test, context.data_dir, context.display)
     runner = GraphRunner(bundle.graph)
     total = len(test.labels) + sum(len(images) for images in others.values())
     with context.display.bar("evaluating", total) as advance:

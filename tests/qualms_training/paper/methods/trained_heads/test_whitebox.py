@@ -1,4 +1,4 @@
-"""Probes are logistic regressions on taps, and the judge learns where the base is wrong."""
+"""Probes are logistic regressions on taps, and the decide learns where the base is wrong."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -76,12 +76,12 @@ def test_the_loss_of_outliers_is_cross_entropy_from_the_uniform_distribution() -
 def test_outliers_are_learned_to_be_doubtful(picture: Picture) -> None:
     """On top of what cross-entropy alone would say about them."""
 
-    def doubt(weight: float) -> float:
+    def as_uncertainty(weight: float) -> float:
         pictures, method = picture(n=256), ALOE(epochs=12, lr=0.1, outlier_batch=32, outlier_weight=weight)
         method.fit(pictures)
         return float(method.score(joined(pictures.outliers())).scores["max_probability"].mean())
 
-    assert doubt(weight=0.5) > doubt(weight=0.0) + 0.1
+    assert as_uncertainty(weight=0.5) > as_uncertainty(weight=0.0) + 0.1
 
 
 def test_both_protocols_keep_their_networks_in_one_folder(picture: Picture) -> None:

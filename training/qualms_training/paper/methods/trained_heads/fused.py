@@ -13,7 +13,7 @@ from qualms_training.data.noise import NOISES
 from qualms_training.meta.dirichlet import scores
 from qualms_training.meta.evidence import DensityEvidence
 from qualms_training.meta.fusion import Shown
-from qualms_training.meta.ood_scores import Doubter
+from qualms_training.meta.ood_scores import OodScores
 from qualms_training.paper.material import Frozen, View
 from qualms_training.paper.method import Chains, PostHoc, Verdict
 from qualms_training.paper.methods.trained_heads.dirichlet_meta import Ours
@@ -33,7 +33,7 @@ class Fused(PostHoc):
         train, known = frozen.train.view, frozen.fit
         count = len(known.labels)
         classes = frozen.head.weight.shape[0]
-        self.doubter = Doubter([tap.shape[1] for tap in train.features.taps], classes, count)
+        self.doubter = OodScores([tap.shape[1] for tap in train.features.taps], classes, count)
         self.doubter.density.fit(
             [np.asarray(tap, dtype=np.float32) for tap in train.features.taps], frozen.train.labels
         )

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qualms.bundle.scores import SCORES, doubt
+from qualms.bundle.scores import SCORES, as_uncertainty
 from qualms_training.files import fingerprint
 from qualms_training.fitting.feature_cache import Features
 from qualms_training.fitting.meta_trainer import Objective, StoppingData, outputs, train_meta
@@ -113,7 +113,7 @@ def cross_entropy() -> Objective:
 def dirichlet_verdict(log_alpha: Tensor) -> Verdict:
     """The class of most evidence, and the paper's five scores."""
     found = scores(log_alpha)
-    doubts = {name: doubt(getattr(found, name).numpy(), SCORES[name].direction) for name in DIRICHLET}
+    doubts = {name: as_uncertainty(getattr(found, name).numpy(), SCORES[name].direction) for name in DIRICHLET}
     doubts["max_probability"] = found.error_probability.double().numpy()
     return Verdict(log_alpha.argmax(dim=1).numpy(), dict(doubts))
 

@@ -80,13 +80,13 @@ class Whitebox(PostHoc):
         if right.all() or not right.any():
             raise NotApplicableError("the base makes no errors on held-out images to learn from")
         seen = np.concatenate([self._probabilities(known.view) for known in held])
-        self.judge = GradientBoostingClassifier(n_estimators=self.trees, random_state=frozen.seed).fit(seen, right)
-        nodes = sum(tree.tree_.node_count for tree in self.judge.estimators_.ravel())
+        self.decide = GradientBoostingClassifier(n_estimators=self.trees, random_state=frozen.seed).fit(seen, right)
+        nodes = sum(tree.tree_.node_count for tree in self.decide.estimators_.ravel())
         return int(parameters(self.probes) + nodes)
 
     def score(self, view: View) -> Verdict:
         """The base's classes, and the probability that they are wrong."""
-        wrong = self.judge.predict_proba(self._probabilities(view))[:, 0]
+        wrong = self.decide.predict_proba(self._probabilities(view))[:, 0]
         return Verdict(view.predictions, {"wrong_probability": wrong})
 
     def _probabilities(self, view: View) -> NDArray[np.float64]:

@@ -4,11 +4,11 @@ import torch
 from numpy.typing import NDArray
 
 from qualms_training.errors import DataError
-from qualms_training.meta.surprise import LEAST, Surprise
+from qualms_training.meta.surprisal import LEAST, Surprisal
 
 
-def fitted(doubts: NDArray[np.float64]) -> Surprise:
-    surprise = Surprise(doubts.shape[1], len(doubts))
+def fitted(doubts: NDArray[np.float64]) -> Surprisal:
+    surprise = Surprisal(doubts.shape[1], len(doubts))
     surprise.fit(doubts)
     return surprise
 
@@ -45,4 +45,4 @@ def test_doubts_that_are_all_alike_surprise_only_where_they_differ() -> None:
 
 def test_too_few_images_are_refused_with_the_number_needed() -> None:
     with pytest.raises(DataError, match=f"The fit split has 5 images; to combine scores it needs {2 * LEAST} or more"):
-        Surprise(1, 5)
+        Surprisal(1, 5)

@@ -18,7 +18,7 @@ LEAST = 16
 """images beyond the last quantile: fewer would place it by chance"""
 
 
-class Surprise(nn.Module):
+class Surprisal(nn.Module):
     """J doubts, (N, J), to as many surprises in nats."""
 
     knots: Tensor
