@@ -1,4 +1,4 @@
-"""Write a file under a temporary name, then rename it: a reader sees the old file or the new one, never half."""
+"""Atomic file writes: readers see either the old file or the complete new one."""
 
 import os
 import tempfile
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` to write to; it becomes `path` if the block ends well, else it is removed."""
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the same folder; rename it to `path` on success, remove it on an exception."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
     os.close(handle)
@@ -25,6 +25,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """All of `data`, or nothing."""
-    with replacing(path) as temporary:
+    """Write `data` to `path` atomically."""
+    with atomic_path(path) as temporary:
         temporary.write_bytes(data)

@@ -9,15 +9,15 @@ from qualms.errors import first_line
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_tree_holds_every_error_of_ours_and_where_it_stands() -> None:
-    said = dict(re.findall(r"^[├└]── (\w+) .*?(?:\(([\w.]+)\))?$", errors.__doc__ or "", re.MULTILINE))
-    found = {
+def test_the_exception_tree_in_the_docstring_lists_every_exception_and_its_module() -> None:
+    documented = dict(re.findall(r"^[├└]── (\w+) .*?(?:\(([\w.]+)\))?$", errors.__doc__ or "", re.MULTILINE))
+    defined = {
         name: ".".join(path.relative_to(ROOT / folder).with_suffix("").parts)
         for folder in ("service", "training")
         for path in (ROOT / folder).rglob("*.py")
         for name in re.findall(r"^class (\w+)\(QualmsError\)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    assert {name: module or errors.__name__ for name, module in said.items()} == found
+    assert {name: module or errors.__name__ for name, module in documented.items()} == defined
 
 
 @pytest.mark.parametrize(
@@ -30,5 +30,5 @@ def test_the_tree_holds_every_error_of_ours_and_where_it_stands() -> None:
         (ValueError("."), "ValueError"),
     ],
 )
-def test_the_first_line_of_an_error_can_end_a_sentence(error: Exception, expected: str) -> None:
+def test_first_line_has_no_full_stop_and_is_never_empty(error: Exception, expected: str) -> None:
     assert first_line(error) == expected

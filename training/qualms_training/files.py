@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from qualms.files import replacing, write_bytes
+from qualms.files import atomic_path, write_bytes
 
 
 def save_torch(path: Path, value: Any) -> None:
     """torch.save, atomically."""
-    with replacing(path) as temporary:
+    with atomic_path(path) as temporary:
         torch.save(value, temporary)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qualms.files import replacing
+from qualms.files import atomic_path
 
 IMAGES = 4
 """shown to a network; the first ones of the data at hand"""
@@ -26,7 +26,7 @@ def agree(found: Outputs, kept: Outputs) -> bool:
 
 def save(path: Path, outputs: Outputs) -> None:
     """Keep what a network says."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
         np.savez(file, *outputs)
 
 

@@ -11,13 +11,13 @@ from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import Outputs
 from qualms.decisions.operating_point import flag_point
 from qualms.errors import OperatingPointError
-from qualms.files import replacing
+from qualms.files import atomic_path
 
 
 def save_plots(folder: Path, manifest: Manifest, known: Outputs, strange: Mapping[str, Outputs]) -> None:
     """One picture a score, `folder/<score>.png`: the test set's histogram against every stranger's."""
     for score in manifest.scores:
-        with replacing(folder / f"{score}.png") as file:
+        with atomic_path(folder / f"{score}.png") as file:
             _histograms(score, manifest, known, strange).savefig(file, dpi=120)
 
 
