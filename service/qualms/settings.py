@@ -1,6 +1,6 @@
-"""Settings of the service, from QUALMS_* variables and the command line; what is misspelt stops the start.
+"""Settings of the service, read from QUALMS_* environment variables and the command line.
 
-A variable that nobody reads is a limit that nobody enforces, so an unknown QUALMS_* name is an error too.
+An unknown QUALMS_* variable is an error: a misspelt limit would otherwise be ignored silently.
 """
 
 import os
@@ -14,127 +14,138 @@ from qualms.errors import QualmsError
 
 PREFIX = "QUALMS_"
 
-_OTHERS = frozenset({"QUALMS_DATA", "QUALMS_MIRROR"})
-"""read by training, which may share the environment"""
+_TRAINING_VARIABLES = frozenset({"QUALMS_DATA", "QUALMS_MIRROR"})
+"""read by training only; accepted here because both may run in the same environment"""
 
+Device = Literal["auto", "cuda", "cpu"]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class SettingsError(QualmsError):
-    """A setting is unknown or has a value that is not accepted."""
+    """A setting is unknown, or its value is not accepted."""
 
 
 class Settings(BaseSettings):
-    """Everything that can be set; each field is the variable QUALMS_ + its name in capitals."""
+    """All settings; the environment variable of a field is QUALMS_ followed by its name in upper case."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid", protected_namespaces=()
     )
 
-    model: str | None = Field(None, description="A bundle's path or an embedded model's name; else the default.")
+    model: str | None = Field(
+        None, description="Path of a bundle or name of an embedded model; if unset, the embedded default model."
+    )
     host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(8000, description="Port to listen on; 0 for any free one.", ge=0, le=65535)
-    device: Literal["auto", "cuda", "cpu"] = Field(
-        "auto", description="Where the model runs: auto is CUDA if it really works, else the CPU."
+    port: int = Field(8000, description="Port to listen on; 0 selects a free port.", ge=0, le=65535)
+    device: Device = Field(
+        "auto", description="Device that runs the model; auto uses CUDA if it works, otherwise the CPU."
     )
-    threads: Count | None = Field(None, description="ONNX Runtime's threads; else as many as there are cores to use.")
-    decode_threads: Count | None = Field(None, description="Image decoding threads; else chosen from the cores.")
+    threads: Count | None = Field(
+        None, description="Number of ONNX Runtime threads; if unset, the number of available cores."
+    )
+    decode_threads: Count | None = Field(
+        None, description="Number of image decoding threads; if unset, the number of available cores."
+    )
     max_batch: Count = Field(
-        64, description="Most images in one run; fewer if they took over a quarter of the deadline."
+        64,
+        description="Maximum number of images in one run of the model; reduced if such a run would take longer than "
+        "a quarter of request_timeout_seconds.",
     )
-    request_timeout_seconds: Seconds = Field(10.0, description="Deadline of requests without X-Request-Timeout.")
-    max_request_timeout_seconds: Seconds | None = Field(
-        None, description="Longest deadline that X-Request-Timeout may ask for; else 60, or request_timeout_seconds."
+    request_timeout_seconds: Seconds = Field(
+        10.0, description="Deadline of requests that have no X-Request-Timeout header."
     )
-    max_body_bytes: Count = Field(16 * 2**20, description="Largest request body.")
-    max_upload_bytes: Count | None = Field(
-        None, description="Memory for all bodies that are on their way; else 256 MiB, or max_body_bytes."
+    max_request_timeout_seconds: Seconds = Field(
+        default_factory=lambda data: max(60.0, data["request_timeout_seconds"]),
+        description="Maximum value of X-Request-Timeout; if unset, the larger of 60 and request_timeout_seconds.",
     )
-    max_pixels: Count = Field(2**24, description="Largest image, checked before it is decoded.")
-    max_images: Count = Field(64, description="Most images in one request.")
-    max_json_depth: int = Field(16, description="Deepest nesting of a JSON body; pixel arrays need 5.", ge=5)
+    max_body_bytes: Count = Field(16 * 2**20, description="Maximum size of a request body.")
+    max_upload_bytes: Count = Field(
+        default_factory=lambda data: max(256 * 2**20, data["max_body_bytes"]),
+        description="Maximum memory for all request bodies that are being received; if unset, the larger of 256 MiB "
+        "and max_body_bytes.",
+    )
+    max_pixels: Count = Field(2**24, description="Maximum number of pixels in an image, checked before decoding.")
+    max_images: Count = Field(64, description="Maximum number of images in one request.")
+    max_json_depth: int = Field(16, description="Maximum nesting depth of a JSON body; pixel arrays need 5.", ge=5)
     drain_seconds: float = Field(
         5.0,
-        description="After SIGTERM, how long requests still flow while readiness says 503.",
+        description="Time after SIGTERM in which /readyz returns 503 but requests are still accepted.",
         ge=0,
         allow_inf_nan=False,
     )
-    grace_seconds: Seconds = Field(30.0, description="From SIGTERM to exit, in all; at least drain_seconds.")
+    grace_seconds: Seconds = Field(
+        30.0, description="Maximum time from SIGTERM to exit, including drain_seconds; at least drain_seconds."
+    )
     log_level: Literal["debug", "info", "warning", "error", "critical"] = Field(
-        "info", description="Least severe records that are logged."
+        "info", description="Minimum severity of log records."
     )
 
     @property
-    def longest_run_seconds(self) -> float:
-        """What a batch may take: whoever just misses one has to wait for it, and then for its own."""
+    def max_run_seconds(self) -> float:
+        """Maximum duration of one batch: a request that just misses a batch waits for it and then for its own."""
         return self.request_timeout_seconds / 4
 
     @field_validator("host")
     @classmethod
-    def _names_an_address(cls, host: str) -> str:
-        if not host.strip():  # the socket would take it for every interface there is
-            raise ValueError("it should be an address, such as 127.0.0.1, or 0.0.0.0 for all interfaces")
+    def _check_host(cls, host: str) -> str:
+        if not host.strip():  # a socket bound to an empty host listens on all interfaces
+            raise ValueError("it should be an address, for example 127.0.0.1, or 0.0.0.0 for all interfaces")
         return host
 
-    @property
-    def longest_timeout_seconds(self) -> float:
-        """The longest deadline of a request, whoever names it."""
-        return self.max_request_timeout_seconds or max(60.0, self.request_timeout_seconds)
-
-    @property
-    def upload_bytes(self) -> int:
-        """What all bodies on their way may take."""
-        return self.max_upload_bytes or max(256 * 2**20, self.max_body_bytes)
-
     @model_validator(mode="after")
-    def _limits_agree(self) -> Self:
-        for name, least in (
+    def _check_limits(self) -> Self:
+        for name, lower in (
             ("grace_seconds", "drain_seconds"),
             ("max_upload_bytes", "max_body_bytes"),
             ("max_request_timeout_seconds", "request_timeout_seconds"),
         ):
-            value, bound = getattr(self, name), getattr(self, least)
-            if value is not None and value < bound:
+            value, bound = getattr(self, name), getattr(self, lower)
+            if value < bound:
                 raise ValueError(
-                    f"{PREFIX}{name.upper()} is {value:.12g}; it should be at least {PREFIX}{least.upper()}, {bound:.12g}"
+                    f"{PREFIX}{name.upper()} is {value:.12g}; it should be at least {PREFIX}{lower.upper()}, {bound:.12g}"
                 )
         return self
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Settings from the environment, with whatever is given here, other than None, in place of it."""
+    """Settings from the environment; overrides that are not None take precedence."""
     given = {name: value for name, value in overrides.items() if value is not None}
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     for variable in sorted(os.environ):
-        if variable.upper().startswith(PREFIX) and variable.upper() not in known | _OTHERS:
-            raise SettingsError(f"The variable {variable} is unknown; the nearest is {_nearest(variable, known)}.")
+        if variable.upper().startswith(PREFIX) and variable.upper() not in known | _TRAINING_VARIABLES:
+            raise SettingsError(
+                f"The variable {variable} is unknown; the most similar one is {_most_similar(variable, known)}."
+            )
     try:
         return Settings(**given)
     except ValidationError as error:
-        raise SettingsError(_sentence(error, given)) from None
+        raise SettingsError(_describe(error, given)) from None
 
 
 def variables() -> list[tuple[str, str]]:
-    """Each variable with its default, as `QUALMS_PORT=8000`, and what it sets, for a person to read."""
+    """Each variable with its default value, for example `QUALMS_PORT=8000`, and its description."""
+    defaults = {name: field.default for name, field in Settings.model_fields.items() if field.default_factory is None}
     return [
-        (PREFIX + name.upper() + ("" if field.default is None else f"={field.default}"), field.description or "")
+        (PREFIX + name.upper() + ("" if defaults.get(name) is None else f"={defaults[name]}"), field.description or "")
         for name, field in Settings.model_fields.items()
     ]
 
 
-def _sentence(error: ValidationError, given: dict[str, Any]) -> str:
-    """The first problem pydantic found, by the name that the user knows it under."""
+def _describe(error: ValidationError, given: dict[str, Any]) -> str:
+    """The first error of pydantic; it names the variable, or the setting if that was passed as an argument."""
     problem = error.errors(include_url=False)[0]
     message = problem["msg"].removeprefix("Value error, ")
     if not problem["loc"]:
         return f"{message}."
     name = str(problem["loc"][0])
     if problem["type"] == "extra_forbidden":
-        return f"The setting {name} is unknown; the nearest is {_nearest(name, set(Settings.model_fields))}."
-    shown = f"The setting {name}" if name in given else PREFIX + name.upper()
-    return f"{shown} is {problem['input']!r}; {message.replace('Input', 'it', 1).partition(', unable')[0]}."
+        return (
+            f"The setting {name} is unknown; the most similar one is {_most_similar(name, set(Settings.model_fields))}."
+        )
+    label = f"The setting {name}" if name in given else PREFIX + name.upper()
+    return f"{label} is {problem['input']!r}; {message.replace('Input', 'it', 1).partition(', unable')[0]}."
 
 
-def _nearest(name: str, known: set[str]) -> str:
+def _most_similar(name: str, known: set[str]) -> str:
     return max(sorted(known), key=lambda other: SequenceMatcher(None, name.upper(), other.upper()).ratio())

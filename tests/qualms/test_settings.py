@@ -11,20 +11,20 @@ from qualms.settings import Settings, SettingsError, load_settings, variables
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No QUALMS_ variable but those that a test sets."""
+    """Remove all QUALMS_ variables, so that a test sees only those it sets."""
     for name in list(os.environ):
         if name.upper().startswith("QUALMS_"):
             monkeypatch.delenv(name)
 
 
-def test_defaults_are_local_and_bounded() -> None:
+def test_defaults_listen_on_loopback_and_set_limits() -> None:
     settings = load_settings()
     assert (settings.model, settings.host, settings.port) == (None, "127.0.0.1", 8000)
     assert settings.max_body_bytes == 16 * 1024 * 1024
     assert settings.drain_seconds < settings.grace_seconds
 
 
-def test_variables_are_read_and_what_is_given_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_take_precedence_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUALMS_PORT", "9000")
     monkeypatch.setenv("QUALMS_THREADS", "3")
     monkeypatch.setenv("QUALMS_DEVICE", "cpu")
@@ -32,7 +32,7 @@ def test_variables_are_read_and_what_is_given_wins(monkeypatch: pytest.MonkeyPat
     assert (settings.port, settings.threads, settings.device) == (0, 3, "cpu")
 
 
-def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUALMS_THREADS", "")
     assert load_settings().threads is None
 
@@ -50,7 +50,7 @@ def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -
         ("DRAIN_SECONDS", "31", "QUALMS_GRACE_SECONDS is 30; it should be at least QUALMS_DRAIN_SECONDS, 31."),
     ],
 )
-def test_a_bad_value_is_one_sentence_naming_variable_value_and_what_is_accepted(
+def test_an_invalid_value_is_reported_with_its_variable_and_the_accepted_values(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: str
 ) -> None:
     monkeypatch.setenv(f"QUALMS_{name}", value)
@@ -59,64 +59,64 @@ def test_a_bad_value_is_one_sentence_naming_variable_value_and_what_is_accepted(
     assert str(caught.value) == expected
 
 
-def test_a_bad_value_given_by_name_is_not_blamed_on_the_environment() -> None:
+def test_an_invalid_argument_is_reported_by_the_name_of_the_setting() -> None:
     with pytest.raises(SettingsError, match=r"^The setting port is 70000; it should be less"):
         load_settings(port=70_000)
 
 
 @pytest.mark.parametrize("host", ["", " "])
-def test_an_empty_host_is_refused_for_it_would_be_every_interface(host: str) -> None:
+def test_an_empty_host_is_rejected_because_it_would_listen_on_all_interfaces(host: str) -> None:
     with pytest.raises(SettingsError) as caught:
         load_settings(host=host)
     assert str(caught.value) == (
-        f"The setting host is {host!r}; it should be an address, such as 127.0.0.1, or 0.0.0.0 for all interfaces."
+        f"The setting host is {host!r}; it should be an address, for example 127.0.0.1, or 0.0.0.0 for all interfaces."
     )
 
 
-def test_an_empty_host_in_the_environment_is_the_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_host_variable_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUALMS_HOST", "")
     assert load_settings().host == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("QUALMS_MAX_BATCHES", "QUALMS_MAX_BATCH"), ("qualms_prot", "QUALMS_PORT")]
+    ("name", "similar"), [("QUALMS_MAX_BATCHES", "QUALMS_MAX_BATCH"), ("qualms_prot", "QUALMS_PORT")]
 )
-def test_an_unknown_variable_is_an_error_naming_the_nearest(
-    monkeypatch: pytest.MonkeyPatch, name: str, nearest: str
+def test_an_unknown_variable_is_an_error_naming_the_most_similar_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, similar: str
 ) -> None:
     monkeypatch.setenv(name, "1")
     with pytest.raises(SettingsError) as caught:
         load_settings()
-    assert str(caught.value) == f"The variable {name} is unknown; the nearest is {nearest}."
+    assert str(caught.value) == f"The variable {name} is unknown; the most similar one is {similar}."
 
 
-def test_an_unknown_keyword_is_an_error_naming_the_nearest() -> None:
-    with pytest.raises(SettingsError, match=r"^The setting thread is unknown; the nearest is threads\.$"):
+def test_an_unknown_argument_is_an_error_naming_the_most_similar_one() -> None:
+    with pytest.raises(SettingsError, match=r"^The setting thread is unknown; the most similar one is threads\.$"):
         load_settings(thread=1)
 
 
-def test_variables_of_training_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_training_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUALMS_DATA", "folder")
     monkeypatch.setenv("QUALMS_MIRROR", "https://example.org")
     assert load_settings() == Settings()
 
 
-def test_settings_do_not_change_and_each_says_what_it_is() -> None:
+def test_settings_are_frozen_and_each_has_a_description() -> None:
     with pytest.raises(ValidationError):
         Settings().port = 1  # type: ignore[misc]
     assert all(field.description for field in Settings.model_fields.values())
 
 
-def test_each_variable_is_told_with_its_default_and_what_it_sets() -> None:
-    told = variables()
-    assert [variable.partition("=")[0] for variable, _ in told] == [
+def test_variables_are_listed_with_their_defaults_and_descriptions() -> None:
+    listed = variables()
+    assert [variable.partition("=")[0] for variable, _ in listed] == [
         f"QUALMS_{name.upper()}" for name in Settings.model_fields
     ]
-    assert ("QUALMS_PORT=8000", "Port to listen on; 0 for any free one.") in told
-    assert dict(told)["QUALMS_MODEL"].startswith("A bundle's path"), "there is no default to tell"
+    assert ("QUALMS_PORT=8000", "Port to listen on; 0 selects a free port.") in listed
+    assert {"QUALMS_MODEL", "QUALMS_MAX_UPLOAD_BYTES"} <= dict(listed).keys(), "no default value is listed"
 
 
-def test_a_settings_error_is_a_users_error() -> None:
+def test_a_settings_error_is_a_qualms_error() -> None:
     assert issubclass(SettingsError, QualmsError)
 
 
@@ -128,15 +128,15 @@ def test_a_settings_error_is_a_users_error() -> None:
         ({"max_request_timeout_seconds": 15, "max_upload_bytes": 2**25}, 15.0, 2**25),
     ],
 )
-def test_limits_of_all_follow_those_of_one_unless_they_are_set(
+def test_unset_maximum_timeout_and_upload_memory_are_derived_from_the_limits_of_one_request(
     given: dict[str, Any], timeout: float, uploads: int
 ) -> None:
     settings = load_settings(**given)
-    assert (settings.longest_timeout_seconds, settings.upload_bytes) == (timeout, uploads)
+    assert (settings.max_request_timeout_seconds, settings.max_upload_bytes) == (timeout, uploads)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (
             {"max_upload_bytes": 2**20},
@@ -145,6 +145,6 @@ def test_limits_of_all_follow_those_of_one_unless_they_are_set(
         ({"max_request_timeout_seconds": 5}, "MAX_REQUEST_TIMEOUT_SECONDS is 5; it should be at least QUALMS_REQUEST"),
     ],
 )
-def test_a_limit_of_all_below_that_of_one_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingsError, match=re.escape(said)):
+def test_a_maximum_below_the_limit_of_one_request_is_rejected(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(message)):
         load_settings(**given)

@@ -17,8 +17,8 @@ from qualms.bundle.runtime import Outputs
 from qualms.decisions.verdicts import Decider, Rule, decide
 from qualms.images.preprocess import preprocess
 from qualms.inference.cpu import available_cores
-from qualms.inference.engine import Device, Engine
-from qualms.settings import load_settings
+from qualms.inference.engine import Engine
+from qualms.settings import Device, load_settings
 from qualms.web.schemas import (
     Dirichlet,
     Epistemic,

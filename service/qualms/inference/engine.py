@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,7 @@ from qualms.bundle.file import Bundle
 from qualms.bundle.runtime import INPUT, Outputs, check_golden, onnxruntime
 from qualms.errors import BundleError, QualmsError, first_line
 from qualms.inference.cpu import available_cores
-
-Device = Literal["auto", "cuda", "cpu"]
+from qualms.settings import Device
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _WARM_UP_RUNS = 3

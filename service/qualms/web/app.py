@@ -97,7 +97,7 @@ async def _load(
     try:
         warm_up()
         engine = await asyncio.to_thread(
-            Engine, bundle, settings.device, settings.threads, settings.max_batch, settings.longest_run_seconds
+            Engine, bundle, settings.device, settings.threads, settings.max_batch, settings.max_run_seconds
         )
         model = ServedModel(bundle, engine, registry, state, decode_threads)
     except Exception as error:

@@ -160,7 +160,7 @@ class PredictEndpoint:
             seconds = float(text)
         except ValueError:
             seconds = math.nan
-        most = self._settings.longest_timeout_seconds
+        most = self._settings.max_request_timeout_seconds
         if not 0 < seconds <= most:
             raise Problem.invalid(
                 "X-Request-Timeout", text.decode("latin-1"), f"seconds, more than 0 and at most {most:g}"
@@ -173,7 +173,7 @@ class PredictEndpoint:
             return await read_body(headers, receive, self._limits.body_bytes)
         try:
             async with asyncio.timeout(timeout):
-                with self._state.uploads.one(self._settings.upload_bytes) as take:
+                with self._state.uploads.one(self._settings.max_upload_bytes) as take:
                     return await read_body(headers, receive, self._limits.body_bytes, take)
         except TimeoutError:
             raise Problem.too_slow(timeout) from None
