@@ -34,12 +34,11 @@ from qualms.bundle.manifest import (
     ErrorResult,
     Evaluation,
     Golden,
+    GuaranteeResult,
     Manifest,
     OodResult,
     Operating,
     Provenance,
-    Realised,
-    ScoreSpec,
 )
 from qualms.bundle.runtime import GraphRunner
 from qualms.bundle.scores import DIRICHLET_SCORES, SCORES, as_uncertainty
@@ -51,11 +50,7 @@ from qualms.web.state import ServiceState
 
 CLASSES = ["bee", "crab", "dove"]
 SPEC = InputSpec(height=6, width=5)
-SPECS = {
-    name: ScoreSpec(direction=score.direction, kind=score.kind)
-    for name, score in SCORES.items()
-    if name in DIRICHLET_SCORES
-}
+SPECS = {name: SCORES[name] for name in DIRICHLET_SCORES}
 CALIBRATION = 400
 """enough for the default targets, which need 299"""
 MISTAKES = 3
@@ -195,8 +190,8 @@ def manifest(graph: bytes, runner: GraphRunner, draw_images: Callable[[int, int]
             ],
             misclassification=[ErrorResult(score="entropy", auroc=77.5, aupr=33.5)],
             realised=[
-                Realised(promise="false_alarm_rate", target=0.01, realised=0.004, n=1000),
-                Realised(promise="selective_risk", target=0.001, realised=None, n=1000),
+                GuaranteeResult(promise="false_alarm_rate", target=0.01, realised=0.004, n=1000),
+                GuaranteeResult(promise="selective_risk", target=0.001, realised=None, n=1000),
             ],
         ),
         graph_sha256=graph_digest(graph),

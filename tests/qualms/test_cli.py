@@ -80,7 +80,7 @@ def test_a_file_that_is_no_bundle_is_one_line_and_exit_code_2(tmp_path: Path, gr
     done = run("inspect", path)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == f"qualms: {path} is not a Qualms bundle: it carries no manifest.\n"
+    assert done.stderr == f"qualms: {path} is not a Qualms bundle: it has no manifest.\n"
 
 
 def test_inspecting_needs_no_extra_at_all(bundle_file: Path) -> None:

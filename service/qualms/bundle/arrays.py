@@ -1,4 +1,4 @@
-"""Float32 arrays inside the manifest's JSON: exact, compact, and checked on the way in."""
+"""Float32 arrays in the manifest's JSON: exact, compact and validated."""
 
 import base64
 import binascii
@@ -22,10 +22,10 @@ def _decode(value: Any) -> Float32Values:
             array = np.frombuffer(raw, "<f4").astype(np.float32).reshape(value["shape"])
         except (binascii.Error, TypeError, ValueError) as error:
             raise ValueError(f"the array cannot be decoded: {error}") from None
-        if list(array.shape) != value["shape"]:  # NumPy also takes -1, null and a bare number
+        if list(array.shape) != value["shape"]:  # reshape also accepts -1, null and a single number
             raise ValueError("the array cannot be decoded: shape must be a list of lengths")
     if not np.isfinite(array).all():
-        raise ValueError("the array holds values that are not finite")
+        raise ValueError("the array has non-finite values")
     array.setflags(write=False)
     return array
 
@@ -36,4 +36,4 @@ def _encode(array: Float32Values) -> dict[str, Any]:
 
 
 Float32Array = Annotated[Float32Values, BeforeValidator(_decode), PlainSerializer(_encode, when_used="json")]
-"""A finite float32 array of any shape; in JSON its shape and its little-endian bytes in base64."""
+"""A finite float32 array of any shape, in JSON as its shape and its little-endian bytes in base64."""

@@ -1,8 +1,7 @@
-"""Graph and manifest in one ONNX file, read and written at the level of protobuf fields.
+"""Read and write the graph and the manifest of one ONNX file, at the level of protobuf fields.
 
-An ONNX file is a sequence of top-level fields, and a metadata entry is one of them. Taking our entry out and
-putting another in is therefore a matter of cutting bytes: the graph stays byte for byte what was verified, its
-SHA-256 means something, and recalibrating a model needs neither the onnx package nor a graph rewrite.
+An ONNX file is a sequence of top-level protobuf fields, and the manifest is one of them, a metadata entry. Replacing it
+only cuts and joins bytes: the graph and its SHA-256 do not change, and recalibration does not need the onnx package.
 """
 
 from collections.abc import Iterator
@@ -17,39 +16,38 @@ _METADATA_FIELD = 14  # ModelProto.metadata_props, entries of (key = 1, value = 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 _NOT_PROTOBUF = "its bytes are not a protobuf message"
-_CUT_SHORT = "it is another kind of file, or was cut short"
+_TRUNCATED = "it is another kind of file, or it is truncated"
 
 
 class Container(NamedTuple):
-    """The two parts of a file."""
+    """The two parts of a bundle file."""
 
     graph: bytes
-    """the ONNX model without our metadata entry"""
+    """the ONNX model without the manifest"""
     manifest: str | None
-    """the JSON text of our metadata entry, if there is one"""
+    """the manifest's JSON text, or None if the file has none"""
 
 
 class _Field(NamedTuple):
     number: int
-    wire: int
-    """how the value is encoded"""
+    wire_type: int
     start: int
-    """where the tag begins"""
+    """offset of the tag"""
     body: int
-    """where the value begins, behind tag and length"""
+    """offset of the value, after tag and length"""
     end: int
 
 
 def unpack(data: bytes, source: str = "The file") -> Container:
-    """Part a file's bytes; BundleError, with `source` as its subject, if they are not an ONNX model."""
+    """Split a file's bytes into graph and manifest; the BundleError names `source` if they are not an ONNX model."""
     try:
-        return _parted(data)
+        return _split(data)
     except _MalformedError as error:
         raise BundleError(f"{source} is not an ONNX model: {error}.") from None
 
 
 def pack(container: Container) -> bytes:
-    """The bytes of one file; the manifest's entry comes last, where ONNX allows it as well as anywhere."""
+    """Join graph and manifest into the bytes of one file; the manifest is the last field."""
     if container.manifest is None:
         return container.graph
     entry = _bytes_field(1, MANIFEST_KEY.encode()) + _bytes_field(2, container.manifest.encode())
@@ -57,52 +55,52 @@ def pack(container: Container) -> bytes:
 
 
 class _MalformedError(Exception):
-    """Why bytes are not an ONNX model, as the second half of a sentence."""
+    """The bytes are not an ONNX model; the message is the reason."""
 
 
-def _parted(data: bytes) -> Container:
-    kept: list[bytes] = []
+def _split(data: bytes) -> Container:
+    graph_fields: list[bytes] = []
     manifest: str | None = None
     has_graph = False
     for field in _fields(data):
-        has_graph |= (field.number, field.wire) == (_GRAPH_FIELD, _BYTES)
-        if (field.number, field.wire) == (_METADATA_FIELD, _BYTES):
-            key, value = _entry(data[field.body : field.end])
+        has_graph |= (field.number, field.wire_type) == (_GRAPH_FIELD, _BYTES)
+        if (field.number, field.wire_type) == (_METADATA_FIELD, _BYTES):
+            key, value = _metadata_entry(data[field.body : field.end])
             if key == MANIFEST_KEY.encode():
                 manifest = _text(value)
                 continue
-        kept.append(data[field.start : field.end])
+        graph_fields.append(data[field.start : field.end])
     if not has_graph:
-        raise _MalformedError("it holds no graph")
-    return Container(b"".join(kept), manifest)
+        raise _MalformedError("it has no graph")
+    return Container(b"".join(graph_fields), manifest)
 
 
 def _fields(data: bytes) -> Iterator[_Field]:
     position = 0
     while position < len(data):
         start = position
-        tag, position = _varint(data, position)
-        number, wire = tag >> 3, tag & 7
+        tag, position = _read_varint(data, position)
+        number, wire_type = tag >> 3, tag & 7
         body = position
-        if wire == _VARINT:
-            _, position = _varint(data, position)
-        elif wire == _FIXED64:
+        if wire_type == _VARINT:
+            _, position = _read_varint(data, position)
+        elif wire_type == _FIXED64:
             position += 8
-        elif wire == _FIXED32:
+        elif wire_type == _FIXED32:
             position += 4
-        elif wire == _BYTES:
-            length, body = _varint(data, position)
+        elif wire_type == _BYTES:
+            length, body = _read_varint(data, position)
             position = body + length
         else:
             raise _MalformedError(_NOT_PROTOBUF)
         if number == 0:
             raise _MalformedError(_NOT_PROTOBUF)
         if position > len(data):
-            raise _MalformedError(_CUT_SHORT)
-        yield _Field(number, wire, start, body, position)
+            raise _MalformedError(_TRUNCATED)
+        yield _Field(number, wire_type, start, body, position)
 
 
-def _entry(data: bytes) -> tuple[bytes, bytes]:
+def _metadata_entry(data: bytes) -> tuple[bytes, bytes]:
     parts = {field.number: data[field.body : field.end] for field in _fields(data)}
     return parts.get(1, b""), parts.get(2, b"")
 
@@ -114,11 +112,11 @@ def _text(value: bytes) -> str:
         raise _MalformedError("its manifest is not UTF-8 text") from None
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(data):
-            raise _MalformedError(_CUT_SHORT)
+            raise _MalformedError(_TRUNCATED)
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift

@@ -1,4 +1,4 @@
-"""The models that come with the package, and how a user's word becomes a file."""
+"""The models that are installed with the package, and how a name or a path is resolved to a file."""
 
 from importlib import resources
 from pathlib import Path
@@ -14,7 +14,7 @@ def available() -> list[str]:
 
 
 def resolve(model: str | None) -> Path:
-    """The file of an embedded model by name, or any path; the default model for None."""
+    """Path of the embedded model of this name (the default model for None), or `model` itself as a path."""
     name = model or DEFAULT
     embedded = _folder() / f"{name}.onnx"
     if name in available():
@@ -22,9 +22,9 @@ def resolve(model: str | None) -> Path:
     path = Path(name)
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # a null byte is a ValueError
-        known = ", ".join(available()) or "none"
-        raise BundleError(f"There is no file {name!r}, and the embedded models are {known}.") from None
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a null byte in the name raises ValueError
+        names = ", ".join(available()) or "none"
+        raise BundleError(f"There is no file {name!r}; the embedded models are {names}.") from None
     except OSError as error:
         raise BundleError(f"{name} cannot be read: {error.strerror}.") from None
     return path

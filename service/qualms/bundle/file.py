@@ -1,4 +1,4 @@
-"""Open and verify a bundle, or write one: the only door between a file and the rest of the program."""
+"""Open, verify and write bundle files."""
 
 import hashlib
 from dataclasses import dataclass
@@ -17,31 +17,31 @@ class Bundle:
     path: Path
     manifest: Manifest
     graph: bytes
-    """the ONNX model without the manifest, exactly the bytes `manifest.graph_sha256` is of"""
+    """the ONNX model without the manifest; `manifest.graph_sha256` is its digest"""
     digest: str
-    """SHA-256 of the whole file: the model's identity"""
+    """SHA-256 of the whole file, which identifies the model"""
 
 
 def open_bundle(path: Path) -> Bundle:
-    """Read `path`, check that it is a bundle of a version we know and that its graph is undamaged."""
+    """Read a bundle and verify its manifest, schema version and graph digest."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         raise BundleError(f"{path} does not exist.") from None
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror}.") from None
-    return _verified(path, data, str(path))
+    return _verify(path, data, str(path))
 
 
 def write_bundle(path: Path, graph: bytes, manifest: Manifest) -> Bundle:
-    """Write graph and manifest as one file under its final name, all or nothing, and return what was written.
+    """Write graph and manifest atomically as one file and return the bundle.
 
-    It is verified before it is written, so that what cannot be opened never takes the place of a good file.
+    The bytes are verified first, so an invalid bundle never replaces a valid file.
     """
     if manifest.graph_sha256 != graph_digest(graph):
-        raise BundleError(f"{path} cannot be written: the manifest was made for another graph.")
+        raise BundleError(f"{path} cannot be written: the manifest belongs to another graph.")
     data = pack(Container(graph, manifest.to_json()))
-    bundle = _verified(path, data, f"What was to be written to {path}")
+    bundle = _verify(path, data, f"The new content of {path}")
     try:
         write_bytes(path, data)
     except OSError as error:
@@ -54,11 +54,11 @@ def graph_digest(graph: bytes) -> str:
     return hashlib.sha256(graph).hexdigest()
 
 
-def _verified(path: Path, data: bytes, source: str) -> Bundle:
+def _verify(path: Path, data: bytes, source: str) -> Bundle:
     graph, text = unpack(data, source)
     if text is None:
-        raise BundleError(f"{source} is not a Qualms bundle: it carries no manifest.")
+        raise BundleError(f"{source} is not a Qualms bundle: it has no manifest.")
     manifest = Manifest.from_json(text, source)
     if graph_digest(graph) != manifest.graph_sha256:
-        raise BundleError(f"{source} has a damaged graph: its SHA-256 is not the one in the manifest.")
+        raise BundleError(f"{source} has a damaged graph: its SHA-256 differs from the one in the manifest.")
     return Bundle(path, manifest, graph, hashlib.sha256(data).hexdigest())

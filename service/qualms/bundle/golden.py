@@ -1,7 +1,7 @@
-"""Golden inputs: images drawn by integer arithmetic alone, the same on every machine and for all time.
+"""Golden inputs: test images drawn with integer arithmetic, so that they are identical on every machine.
 
-A bundle keeps only their number, their digest and the outputs they gave when the file was exported, so a
-runtime, a provider or a platform that computes something else is found out before it answers anybody.
+A bundle stores their number, their digest and the graph's outputs at export. The service compares its own outputs
+with these before it is ready, which detects a runtime, provider or platform that computes different results.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ COUNT = 8
 
 
 def draw(spec: InputSpec, count: int = COUNT) -> NDArray[np.uint8]:
-    """`count` images (count, H, W, C): flat, ramps, stripes, checks, discs and hash noise, in turn."""
+    """Draw images (count, H, W, C) that cycle through flat, ramp, stripes, checks, disc and hash noise."""
     y, x, c = np.indices(spec.shape, dtype=np.int64)
     y256, x256 = y * 256 // spec.height, x * 256 // spec.width
     radius = (y256 - 128) ** 2 + (x256 - 128) ** 2
@@ -35,12 +35,12 @@ def draw(spec: InputSpec, count: int = COUNT) -> NDArray[np.uint8]:
 
 
 def digest(images: NDArray[np.uint8]) -> str:
-    """SHA-256 of shape and pixels, so that a change of the drawing cannot pass for a change of the model."""
+    """SHA-256 of shape and pixels, to distinguish changed inputs from changed outputs."""
     return hashlib.sha256(repr(images.shape).encode() + images.tobytes()).hexdigest()
 
 
 def _hash(value: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A 32-bit integer mix; every step stays below 2^63."""
+    """32-bit integer hash; every intermediate value is below 2^63."""
     value = (value * 2654435761 + 104729) % (1 << 32)
     value ^= value >> 15
     value = value * 73244475 % (1 << 32)

@@ -1,4 +1,4 @@
-"""The manifest: everything a bundle says about itself, versioned, with unknown fields refused."""
+"""The manifest: a bundle's metadata as versioned JSON. Unknown fields are errors."""
 
 import json
 from typing import Annotated, Any, Final, Literal, Self
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qualms.bundle.arrays import Float32Array, Float32Values
-from qualms.bundle.scores import DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE, DIRICHLET_SCORES
+from qualms.bundle.scores import DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE, DIRICHLET_SCORES, ScoreSpec
 from qualms.errors import BundleError
 from qualms.images.input_spec import InputSpec
 
@@ -16,69 +16,67 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
+Guarantee = Literal["confident", "marginal"]
+"""Guarantee on the false-alarm rate, defined in `qualms.decisions.flag`."""
+Predictor = Literal["base", "meta"]
+"""Model whose class is served: the base model, or the meta-model (transfer)."""
+
 
 class Part(BaseModel):
-    """What all parts of the manifest share: immutable, finite, and no unknown fields."""
+    """Base class of all parts of the manifest: immutable, finite numbers only, no unknown fields."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False, protected_namespaces=()
     )
 
 
-class ScoreSpec(Part):
-    """A graph output that can flag: which end of it means doubt, and what kind of doubt it is."""
-
-    direction: Literal["higher", "lower"]
-    kind: Literal["total", "epistemic", "aleatoric"]
-
-
 class Operating(Part):
-    """What the service does when a request asks for nothing else."""
+    """The default operating point."""
 
     score: str = DEFAULT_FLAG_SCORE
     target_fpr: Fraction = 0.01
-    guarantee: Literal["confident", "marginal"] = "confident"
+    guarantee: Guarantee = "confident"
     trust_score: str = DEFAULT_TRUST_SCORE
     target_risk: Fraction = 0.01
 
 
 class Trust(Part):
-    """Evidence for the selective-risk threshold: a grid from the fit split, counted on the calibration split."""
+    """Candidate thresholds of the trust score from the fit split, with counts on the calibration split."""
 
     levels: Float32Array
-    """(J,) share of the fit split at or below each threshold, ascending"""
+    """(J,) fraction of the fit split at or below each threshold, ascending"""
     thresholds: Float32Array
-    """(J,) doubt of the trust score, ascending"""
+    """(J,) thresholds as uncertainty (`scores.as_uncertainty`), ascending"""
     accepted: list[int]
-    """(J,) calibration images whose doubt is at most the threshold"""
+    """(J,) calibration images whose uncertainty is at most the threshold"""
     errors: list[int]
     """(J,) wrong predictions among them"""
 
     @model_validator(mode="after")
-    def _one_value_a_threshold(self) -> Self:
+    def _check_counts(self) -> Self:
         shapes = {self.levels.shape, self.thresholds.shape, (len(self.accepted),), (len(self.errors),)}
         if len(shapes) != 1 or not self.accepted:
-            raise ValueError("levels, thresholds, accepted and errors must have one length, at least 1")
+            raise ValueError("levels, thresholds, accepted and errors must have the same length, at least 1")
         if not _ascending(self.levels) or not _ascending(self.thresholds):
             raise ValueError("levels and thresholds must be ascending")
-        if any(not 0 <= wrong <= taken for wrong, taken in zip(self.errors, self.accepted, strict=True)):
+        if any(not 0 <= errors <= accepted for errors, accepted in zip(self.errors, self.accepted, strict=True)):
             raise ValueError("errors must lie between 0 and accepted")
         return self
 
 
 class Calibration(Part):
-    """Scores of images that neither the base nor the meta-model has seen, from the exported graph itself."""
+    """Scores of the exported graph on images that were not used to train the base or the meta-model."""
 
     n: int = Field(gt=0)
     split: str
     data: str
     data_sha256: Sha256
     scores: dict[str, Float32Array]
-    """each (n,), ascending, in the score's own units"""
+    """by score: (n,) ascending raw values"""
     trust: Trust
 
     @model_validator(mode="after")
-    def _sorted(self) -> Self:
+    def _check_scores(self) -> Self:
         for name, values in self.scores.items():
             if values.shape != (self.n,) or not _ascending(values):
                 raise ValueError(f"the calibration scores of {name} must be {self.n} ascending values")
@@ -88,26 +86,26 @@ class Calibration(Part):
 
 
 class Reference(Part):
-    """In-distribution behaviour to compare live traffic with."""
+    """Distribution of scores and classes on in-distribution images, to compare live traffic with."""
 
     levels: list[float] = Field(min_length=1)
     quantiles: dict[str, list[float]]
-    """each score's quantiles at `levels`"""
+    """by score: its quantiles at `levels`"""
     class_shares: list[float]
-    """how often each class was predicted"""
+    """fraction of images predicted as each class"""
 
     @model_validator(mode="after")
-    def _one_quantile_a_level(self) -> Self:
+    def _check_quantiles(self) -> Self:
         if sorted(self.levels) != self.levels:
             raise ValueError("levels must be ascending")
         for name, quantiles in self.quantiles.items():
             if len(quantiles) != len(self.levels):
-                raise ValueError(f"the quantiles of {name} must be {len(self.levels)} values, one a level")
+                raise ValueError(f"the quantiles of {name} must be {len(self.levels)} values, one per level")
         return self
 
 
 class Golden(Part):
-    """Outputs of the exported graph on the drawn inputs (qualms.bundle.golden)."""
+    """Outputs of the exported graph on the golden inputs (`qualms.bundle.golden`)."""
 
     count: int = Field(gt=0, le=64)
     input_sha256: Sha256
@@ -115,7 +113,7 @@ class Golden(Part):
 
 
 class Provenance(Part):
-    """Where the model came from, enough to make it again."""
+    """Everything needed to reproduce the model."""
 
     created: str
     qualms: str
@@ -129,7 +127,7 @@ class Provenance(Part):
 
 
 class OodResult(Part):
-    """How well one score tells one data set from the in-distribution test set; percentages."""
+    """How well one score separates one OOD set from the in-distribution test set, in percent."""
 
     data: str
     score: str
@@ -141,38 +139,38 @@ class OodResult(Part):
 
 
 class ErrorResult(Part):
-    """How well one score tells the classifier's wrong predictions from its right ones; percentages."""
+    """How well one score separates wrong predictions from correct ones, in percent."""
 
     score: str
     auroc: float
     aupr: float
 
 
-class Realised(Part):
-    """What a promise came to on held-out in-distribution data."""
+class GuaranteeResult(Part):
+    """A guaranteed rate as measured on held-out in-distribution data."""
 
     promise: Literal["false_alarm_rate", "selective_risk"]
     target: float
     realised: float | None
-    """None where the calibration set could not support the target"""
+    """the measured rate; None if the calibration set cannot support the target"""
     n: int
 
 
 class Evaluation(Part):
-    """Results on test data that nothing was chosen on."""
+    """Results on test data that were not used for any choice."""
 
     protocol: Literal["fair", "as-published"] = "fair"
     test_data: str
     n: int
     base_accuracy: float | None
-    """None where the meta-model predicts: the base's classes are not ours, and it has none"""
+    """None if the meta-model predicts, because the base model then has other classes"""
     accuracy: float
-    """of the predictions the bundle serves"""
+    """accuracy of the served predictions"""
     identical_predictions: bool | None
-    """the graph predicts exactly what the base did before; None where the meta-model predicts"""
+    """whether the graph predicts the same classes as the base model; None if the meta-model predicts"""
     ood: list[OodResult]
     misclassification: list[ErrorResult]
-    realised: list[Realised]
+    realised: list[GuaranteeResult]
 
 
 class Manifest(Part):
@@ -183,8 +181,7 @@ class Manifest(Part):
     version: Name
     classes: list[str] = Field(min_length=2)
     input: InputSpec
-    prediction: Literal["base", "meta"] = "base"
-    """whose class is served: the base's own, or the meta-model's (transfer)"""
+    prediction: Predictor = "base"
     scores: dict[str, ScoreSpec]
     operating: Operating
     calibration: Calibration
@@ -195,11 +192,11 @@ class Manifest(Part):
     graph_sha256: Sha256
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_consistency(self) -> Self:
         if len(set(self.classes)) != len(self.classes):
-            raise ValueError("class names must differ from each other")
+            raise ValueError("class names must be unique")
         if missing := sorted(set(DIRICHLET_SCORES) - set(self.scores)):
-            raise ValueError(f"the scores lack {', '.join(missing)}, which every model has")
+            raise ValueError(f"the required scores {', '.join(missing)} are missing")
         if missing := sorted(set(self.scores) - set(self.calibration.scores)):
             raise ValueError(f"the scores {', '.join(missing)} are not calibrated")
         if unknown := sorted(set(self.calibration.scores) - set(self.scores)):
@@ -210,12 +207,12 @@ class Manifest(Part):
         if missing := sorted(set(self.scores) - set(self.reference.quantiles)):
             raise ValueError(f"the scores {', '.join(missing)} have no reference quantiles")
         if len(self.reference.class_shares) != len(self.classes):
-            raise ValueError("reference.class_shares must have one value a class")
+            raise ValueError("reference.class_shares must have one value per class")
         self._check_golden_shapes()
         return self
 
     def _check_golden_shapes(self) -> None:
-        """The graph's outputs must be such as classes and scores say: a row an image, a column a class."""
+        """Golden outputs must have one row per image and, for vectors, one column per class."""
         images, classes = self.golden.count, len(self.classes)
         shapes = {
             **dict.fromkeys(("alpha", "probabilities"), (images, classes)),
@@ -230,12 +227,12 @@ class Manifest(Part):
                 )
 
     def to_json(self) -> str:
-        """Compact JSON, as it stands in the file."""
+        """Compact JSON, as stored in the file."""
         return self.model_dump_json()
 
     @classmethod
     def from_json(cls, text: str, source: str = "The file") -> Self:
-        """Read and check; BundleError in one sentence on `source` naming the first field that is wrong."""
+        """Parse and validate a manifest; the BundleError names `source` and the first invalid field."""
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -245,7 +242,7 @@ class Manifest(Part):
         version = document.get("schema_version")
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise BundleError(
-                f"{source} has a manifest of schema version {version}, and this program reads up to "
+                f"{source} has a manifest of schema version {version}; this version of qualms reads up to "
                 f"{SCHEMA_VERSION}: update qualms to open it."
             )
         try:
@@ -255,7 +252,7 @@ class Manifest(Part):
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first problem pydantic found, as `field: what is wrong`."""
+    """The first problem of a pydantic error, as `field: problem`."""
     problem = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(str(part) for part in problem["loc"]) or "the document"
     if problem["type"] == "extra_forbidden":

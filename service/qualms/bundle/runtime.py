@@ -1,4 +1,8 @@
-"""Run a bundle's graph in ONNX Runtime: for calibration, evaluation and checks, the way it will be served."""
+"""Run a bundle's graph in ONNX Runtime offline: for calibration, evaluation and checks.
+
+`GraphRunner` runs whole data sets on the CPU in fixed batches; `qualms.inference.engine` is the online counterpart that
+chooses the device and measures the time of each run.
+"""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -13,13 +17,13 @@ from qualms.errors import BundleError, ExtraMissingError, first_line
 
 INPUT = "image"
 GOLDEN_TOLERANCE = 1e-4
-"""relative; looser than float32 rounding, far tighter than any wrong kernel"""
+"""Relative tolerance: above float32 rounding, far below the error of a wrong kernel."""
 
 Outputs = dict[str, NDArray[Any]]
 
 
 def onnxruntime() -> ModuleType:
-    """The runtime module, or a sentence that says which extra brings it."""
+    """Import ONNX Runtime; ExtraMissingError names the extra to install if it is missing."""
     try:
         import onnxruntime as module  # noqa: PLC0415
     except ImportError:
@@ -30,7 +34,7 @@ def onnxruntime() -> ModuleType:
 
 
 class GraphRunner:
-    """A graph loaded on the CPU; call it with uint8 images (N, H, W, C)."""
+    """A graph loaded on the CPU, called with uint8 images (N, H, W, C)."""
 
     def __init__(self, graph: bytes, threads: int = 0) -> None:
         ort = onnxruntime()
@@ -40,15 +44,15 @@ class GraphRunner:
         try:
             self.session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            raise BundleError(f"ONNX Runtime does not take the graph: {first_line(error)}.") from None
+            raise BundleError(f"ONNX Runtime cannot load the graph: {first_line(error)}.") from None
         self.outputs = [output.name for output in self.session.get_outputs()]
-        if INPUT not in {given.name for given in self.session.get_inputs()}:
+        if INPUT not in {node.name for node in self.session.get_inputs()}:
             raise BundleError(f"The graph has no input named {INPUT}.")
 
     def __call__(
         self, images: NDArray[np.uint8], batch: int = 256, progress: Callable[[int], None] | None = None
     ) -> Outputs:
-        """All outputs, each (N, …), computed `batch` images at a time; `progress` hears of each batch's size."""
+        """All outputs, each (N, …), computed `batch` images at a time; `progress` is called with each batch's size."""
         parts: list[list[NDArray[Any]]] = []
         for start in range(0, len(images), batch):
             part = images[start : start + batch]
@@ -62,24 +66,24 @@ class GraphRunner:
 
 
 def check_golden(runner: Callable[[NDArray[np.uint8]], Outputs], manifest: Manifest) -> None:
-    """Run the golden inputs and compare; BundleError names the output that differs most."""
+    """Compare the outputs on the golden inputs with the stored ones; BundleError names the output that differs most."""
     images = golden.draw(manifest.input, manifest.golden.count)
     if golden.digest(images) != manifest.golden.input_sha256:
-        raise BundleError("The golden inputs drawn by this program are not those the bundle was made with.")
-    found = runner(images)
-    if missing := sorted(set(manifest.golden.outputs) - set(found)):
+        raise BundleError("The golden inputs differ from those the bundle was exported with.")
+    outputs = runner(images)
+    if missing := sorted(set(manifest.golden.outputs) - set(outputs)):
         raise BundleError(f"The graph lacks the output {missing[0]}.")
-    differences = {name: _difference(found[name], want) for name, want in manifest.golden.outputs.items()}
+    differences = {name: _difference(outputs[name], expected) for name, expected in manifest.golden.outputs.items()}
     worst = max(differences, key=lambda name: differences[name])
     if not differences[worst] <= GOLDEN_TOLERANCE:
         raise BundleError(
             f"The golden vectors are not reproduced: {worst} differs by {differences[worst]:.1e}, "
-            f"and {GOLDEN_TOLERANCE:.0e} is allowed."
+            f"at most {GOLDEN_TOLERANCE:.0e} is allowed."
         )
 
 
-def _difference(found: NDArray[Any], want: NDArray[np.float32]) -> float:
-    """Largest difference, relative above 1 and absolute below it; infinite where shapes or finiteness differ."""
-    if found.shape != want.shape or not np.isfinite(found).all():
+def _difference(actual: NDArray[Any], expected: NDArray[np.float32]) -> float:
+    """Largest difference, relative above 1 and absolute below 1; infinite for another shape or non-finite values."""
+    if actual.shape != expected.shape or not np.isfinite(actual).all():
         return float("inf")
-    return float(np.max(np.abs(found - want) / np.maximum(1.0, np.abs(want))))
+    return float(np.max(np.abs(actual - expected) / np.maximum(1.0, np.abs(expected))))

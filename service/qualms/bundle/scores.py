@@ -1,91 +1,77 @@
-"""The scores a model may report and which way each points, so that one rule can flag on any of them.
+"""The uncertainty scores of a model: one graph output of shape (N,) per score.
 
-Training fills a manifest from `SCORES`; whoever decides takes the directions from that manifest, since a
-model may bring scores that are not listed here.
+To add a score, add an entry to `SCORES` and compute it in training: a score of the Dirichlet distribution in
+`qualms_training.meta.dirichlet` (and list it in `qualms_training.meta.graph.GraphOutputs`), a score of the tapped
+features in `qualms_training.meta.ood_scores` (and list it in `FEATURE_SCORES`). The manifest, calibration, thresholds,
+evaluation and accepted values of `?score=` follow from the list.
+
+At run time the directions come from the manifest, because a model may have scores that are not listed here.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
 
 Direction = Literal["higher", "lower"]
-"""Which end of a score means more uncertain."""
+"""The end of a score's range that means more uncertainty."""
 
-Kind = Literal["total", "epistemic", "aleatoric"]
-
-
-@dataclass(frozen=True)
-class Score:
-    """One (N,) output of the graph, with what a reader must know to use it."""
-
-    name: str
-    kind: Kind
-    higher_is_uncertain: bool
-    description: str
-
-    @property
-    def direction(self) -> Direction:
-        """The same as `higher_is_uncertain`, in the manifest's words."""
-        return "higher" if self.higher_is_uncertain else "lower"
+ScoreKind = Literal["total", "epistemic", "aleatoric"]
 
 
-SCORES: Mapping[str, Score] = MappingProxyType(
+class ScoreSpec(BaseModel):
+    """Direction of a score and the kind of uncertainty it measures."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    direction: Direction
+    kind: ScoreKind
+
+
+SCORES: Mapping[str, ScoreSpec] = MappingProxyType(
     {
-        score.name: score
-        for score in (
-            Score("entropy", "total", True, "Entropy of the mean class probabilities, in nats."),
-            Score("max_probability", "total", False, "Largest mean class probability."),
-            Score(
-                "mutual_information",
-                "epistemic",
-                True,
-                "Entropy that knowing the class distribution would remove, in nats.",
-            ),
-            Score(
-                "differential_entropy",
-                "epistemic",
-                True,
-                "Differential entropy of the Dirichlet; not monotone in the evidence where α falls below 1.",
-            ),
-            Score("precision", "epistemic", False, "Total evidence α₀."),
-            Score("log_precision", "epistemic", False, "Logarithm of the total evidence α₀."),
-            Score(
-                "expected_entropy",
-                "aleatoric",
-                True,
-                "Mean entropy of the class distributions the Dirichlet holds likely, in nats.",
-            ),
-            Score(
-                "error_probability",
-                "total",
-                True,
-                "One minus the largest mean class probability, computed without cancellation.",
-            ),
-            Score("distance", "epistemic", True, "Squared distance of the tapped features from the nearest class."),
-            Score("fused", "total", True, "All doubts as one: a weighted sum of how surprising each is, in nats."),
-        )
+        # entropy of the mean class probabilities, in nats
+        "entropy": ScoreSpec(kind="total", direction="higher"),
+        # largest mean class probability
+        "max_probability": ScoreSpec(kind="total", direction="lower"),
+        # mutual information between the class and the class distribution, in nats
+        "mutual_information": ScoreSpec(kind="epistemic", direction="higher"),
+        # differential entropy of the Dirichlet distribution; not monotone in the evidence where α falls below 1
+        "differential_entropy": ScoreSpec(kind="epistemic", direction="higher"),
+        # total evidence α₀
+        "precision": ScoreSpec(kind="epistemic", direction="lower"),
+        # logarithm of the total evidence α₀
+        "log_precision": ScoreSpec(kind="epistemic", direction="lower"),
+        # expected entropy of the class distributions under the Dirichlet distribution, in nats
+        "expected_entropy": ScoreSpec(kind="aleatoric", direction="higher"),
+        # one minus the largest mean class probability, computed without cancellation
+        "error_probability": ScoreSpec(kind="total", direction="higher"),
+        # squared distance of the tapped features from the nearest class
+        "distance": ScoreSpec(kind="epistemic", direction="higher"),
+        # weighted sum of the surprisals of several scores, in nats
+        "fused": ScoreSpec(kind="total", direction="higher"),
     }
 )
-"""By name, in the order of the graph's outputs."""
+"""Scores by name, in the order of the graph's outputs."""
 
 FEATURE_SCORES = ("distance", "fused")
-"""scores that only models have which know how dense their training data lie"""
+"""Scores of models with a fitted density of their training features."""
 DIRICHLET_SCORES = tuple(name for name in SCORES if name not in FEATURE_SCORES)
-"""scores that every model has"""
+"""Scores of every model."""
 
 DEFAULT_FLAG_SCORE = "mutual_information"
+"""Score for flags if the recipe names no other."""
 DEFAULT_TRUST_SCORE = "error_probability"
-"""what decides where a recipe names no other"""
+"""Score for trust if the recipe names no other."""
 
 
 def as_uncertainty(values: npt.ArrayLike, direction: Direction) -> npt.NDArray[np.float64]:
-    """Turn scores, of any shape, so that larger means more doubtful; apart from NaN it is its own inverse.
+    """Convert scores of any shape so that larger means more uncertain. Applied twice, it returns the scores again.
 
-    NaN becomes +∞: a score that cannot be computed is no reason for trust.
+    NaN becomes +∞, so a score that cannot be computed counts as maximal uncertainty.
     """
-    turned = np.negative(values) if direction == "lower" else values
-    return np.fmin(turned, np.inf, dtype=np.float64)  # of a number and NaN, the number
+    uncertainty = np.negative(values) if direction == "lower" else values
+    return np.fmin(uncertainty, np.inf, dtype=np.float64)  # fmin ignores NaN

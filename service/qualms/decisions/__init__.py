@@ -1,1 +1,1 @@
-"""Scores to verdicts: the OOD flag, the trust decision, operating points and the calibration they rest on."""
+"""Decisions: from scores to OOD flags, p-values and trust, with calibrated thresholds."""

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qualms.bundle.manifest import Calibration, Reference, ScoreSpec, Trust
-from qualms.bundle.scores import as_uncertainty
+from qualms.bundle.manifest import Calibration, Reference, Trust
+from qualms.bundle.scores import ScoreSpec, as_uncertainty
 from qualms.decisions.trust import tally
 from qualms.errors import DataError
 

@@ -15,16 +15,15 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from qualms.bundle.manifest import Guarantee
 from qualms.bundle.scores import Direction, as_uncertainty
 from qualms.decisions.binomial import beta_upper_quantile, binomial_cdf
 from qualms.errors import OperatingPointError
-
-Guarantee = Literal["confident", "marginal"]
 
 _MISS = 0.05
 """Share of calibration sets for which a confident rate may exceed its target."""

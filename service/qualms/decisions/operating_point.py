@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qualms.bundle.manifest import Manifest
+from qualms.bundle.manifest import Guarantee, Manifest
 from qualms.bundle.scores import as_uncertainty
-from qualms.decisions.flag import FlagPoint, Guarantee, choose_flag_point
+from qualms.decisions.flag import FlagPoint, choose_flag_point
 from qualms.decisions.trust import RiskEvidence, TrustPoint, choose_trust_point
 from qualms.errors import OperatingPointError
 

@@ -1,1 +1,1 @@
-"""Image files and pixel arrays to a model's input, through one preprocessing path."""
+"""Preprocessing: image files and pixel arrays to model input."""

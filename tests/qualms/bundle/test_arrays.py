@@ -29,32 +29,32 @@ def encoded(shape: Any, raw: bytes) -> dict[str, Any]:
         elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
     )
 )
-def test_a_finite_array_survives_json_bit_for_bit(values: Float32Values) -> None:
-    found = Holder.model_validate_json(Holder(values=values).model_dump_json()).values
-    assert found.dtype == np.float32
-    assert found.shape == values.shape
-    assert found.tobytes() == values.tobytes()
+def test_the_json_round_trip_of_a_finite_array_is_exact(values: Float32Values) -> None:
+    decoded = Holder.model_validate_json(Holder(values=values).model_dump_json()).values
+    assert decoded.dtype == np.float32
+    assert decoded.shape == values.shape
+    assert decoded.tobytes() == values.tobytes()
 
 
-def test_json_holds_shape_and_little_endian_bytes() -> None:
+def test_json_has_the_shape_and_the_little_endian_bytes() -> None:
     values = np.array([[1.0, -2.5]], np.float32)
     document = json.loads(Holder(values=values).model_dump_json())["values"]
     assert document == {"shape": [1, 2], "float32": "AACAPwAAIMA="}
 
 
-def test_a_strided_or_big_endian_array_is_written_by_value() -> None:
+def test_strided_and_big_endian_arrays_are_encoded_by_value() -> None:
     strided = np.arange(12, dtype=np.float32).reshape(3, 4).T[::2]
     swapped = np.array([1.5, 2.5], ">f4")
     for values in (strided, swapped):
-        found = Holder.model_validate_json(Holder(values=values).model_dump_json()).values
-        assert found.tolist() == values.tolist()
+        decoded = Holder.model_validate_json(Holder(values=values).model_dump_json()).values
+        assert decoded.tolist() == values.tolist()
 
 
-def test_other_numbers_become_float32() -> None:
+def test_other_dtypes_are_converted_to_float32() -> None:
     assert Holder(values=np.array([3, 4])).values.dtype == np.float32
 
 
-def test_what_was_read_or_given_cannot_be_changed_later() -> None:
+def test_a_validated_array_is_a_read_only_copy() -> None:
     given_array = np.zeros(2, np.float32)
     holder = Holder(values=given_array)
     given_array[0] = 5
@@ -81,11 +81,11 @@ def test_what_was_read_or_given_cannot_be_changed_later() -> None:
         ({"shape": [1], "float32": "AACAPw="}, "cannot be decoded"),
         ({"shape": [1], "float32": "é"}, "cannot be decoded"),
         ({"shape": [1], "float32": 7}, "cannot be decoded"),
-        (encoded([1], np.float32("nan").tobytes()), "not finite"),
-        (encoded([1], np.float32("inf").tobytes()), "not finite"),
-        (np.array([1, np.inf], np.float32), "not finite"),
+        (encoded([1], np.float32("nan").tobytes()), "non-finite"),
+        (encoded([1], np.float32("inf").tobytes()), "non-finite"),
+        (np.array([1, np.inf], np.float32), "non-finite"),
     ],
 )
-def test_anything_else_is_refused_with_a_reason(value: Any, problem: str) -> None:
+def test_invalid_arrays_are_refused_with_a_reason(value: Any, problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         Holder(values=value)

@@ -13,7 +13,7 @@ TEXT = '{"name": "tiny", "note": "größer als 127 Bytes"}' + " " * 300
 
 
 def with_metadata(model: onnx.ModelProto, entries: dict[str, str]) -> bytes:
-    """A model with metadata put there by the onnx package."""
+    """A model whose metadata was written by the onnx package."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     onnx.helper.set_model_props(copy, entries)
@@ -28,16 +28,16 @@ def metadata(data: bytes) -> dict[str, str]:
 
 
 @given(text=st.text('aé€𝄞\0\n"{}', max_size=200))
-def test_graph_and_manifest_survive_packing_exactly(graph: bytes, text: str) -> None:
+def test_unpack_inverts_pack(graph: bytes, text: str) -> None:
     assert unpack(pack(Container(graph, text))) == Container(graph, text)
 
 
-def test_a_graph_without_manifest_is_its_own_file(graph: bytes) -> None:
+def test_packing_a_graph_without_manifest_returns_the_graph(graph: bytes) -> None:
     assert pack(Container(graph, None)) == graph
     assert unpack(graph) == Container(graph, None)
 
 
-def test_the_onnx_package_reads_a_packed_file(model: onnx.ModelProto, graph: bytes) -> None:
+def test_the_onnx_package_loads_a_packed_file(model: onnx.ModelProto, graph: bytes) -> None:
     packed = pack(Container(graph, TEXT))
     loaded = onnx.load_from_string(packed)
     onnx.checker.check_model(loaded)
@@ -45,7 +45,7 @@ def test_the_onnx_package_reads_a_packed_file(model: onnx.ModelProto, graph: byt
     assert metadata(packed) == {MANIFEST_KEY: TEXT}
 
 
-def test_onnx_runtime_loads_a_packed_file_and_sees_the_manifest(graph: bytes, runner: GraphRunner) -> None:
+def test_onnx_runtime_loads_a_packed_file_with_its_manifest(graph: bytes, runner: GraphRunner) -> None:
     session = onnxruntime.InferenceSession(pack(Container(graph, TEXT)), providers=["CPUExecutionProvider"])
     assert session.get_modelmeta().custom_metadata_map == {MANIFEST_KEY: TEXT}
     image = np.full((1, 6, 5, 3), 90, np.uint8)
@@ -53,13 +53,13 @@ def test_onnx_runtime_loads_a_packed_file_and_sees_the_manifest(graph: bytes, ru
     np.testing.assert_array_equal(alpha, runner(image)["alpha"])
 
 
-def test_replacing_a_manifest_leaves_the_graph_as_it_was(graph: bytes) -> None:
+def test_replacing_the_manifest_does_not_change_the_graph(graph: bytes) -> None:
     first = unpack(pack(Container(graph, "first")))
     second = unpack(pack(first._replace(manifest="second, and longer")))
     assert second == Container(graph, "second, and longer")
 
 
-def test_other_metadata_stays(model: onnx.ModelProto) -> None:
+def test_other_metadata_entries_are_preserved(model: onnx.ModelProto) -> None:
     others = {"author": "somebody", "qualms.other": "", "": "no key"}
     graph = with_metadata(model, others)
     packed = pack(Container(graph, TEXT))
@@ -67,14 +67,14 @@ def test_other_metadata_stays(model: onnx.ModelProto) -> None:
     assert unpack(packed) == Container(graph, TEXT)
 
 
-def test_a_manifest_is_found_wherever_another_tool_put_it(model: onnx.ModelProto) -> None:
+def test_the_manifest_may_stand_between_other_metadata_entries(model: onnx.ModelProto) -> None:
     before, after = {"a": "1"}, {"z": "2"}
-    found = unpack(with_metadata(model, {**before, MANIFEST_KEY: TEXT, **after}))
-    assert found.manifest == TEXT
-    assert found.graph == with_metadata(model, {**before, **after})
+    container = unpack(with_metadata(model, {**before, MANIFEST_KEY: TEXT, **after}))
+    assert container.manifest == TEXT
+    assert container.graph == with_metadata(model, {**before, **after})
 
 
-def test_of_two_manifests_the_last_counts_as_in_onnx_runtime(graph: bytes) -> None:
+def test_the_last_of_two_manifests_is_used_as_in_onnx_runtime(graph: bytes) -> None:
     doubled = pack(Container(pack(Container(graph, "first")), "second"))
     session = onnxruntime.InferenceSession(doubled, providers=["CPUExecutionProvider"])
     assert session.get_modelmeta().custom_metadata_map == {MANIFEST_KEY: "second"}
@@ -84,79 +84,81 @@ def test_of_two_manifests_the_last_counts_as_in_onnx_runtime(graph: bytes) -> No
 # Bytes that are not an ONNX model
 
 
-def test_a_file_cut_anywhere_is_refused_or_has_lost_its_manifest(graph: bytes) -> None:
+def test_a_truncated_file_is_refused_or_has_no_manifest(graph: bytes) -> None:
     packed = pack(Container(graph, TEXT))
     survivors = []
     for length in range(len(packed)):
         try:
-            found = unpack(packed[:length])
+            container = unpack(packed[:length])
         except BundleError:
             continue
         survivors.append(length)
-        assert found == Container(packed[:length], None)
+        assert container == Container(packed[:length], None)
     assert len(graph) in survivors
-    assert len(survivors) < 5  # between two fields of the model, nothing is missing that a parser could miss
+    assert len(survivors) < 5  # a cut between two top-level fields leaves valid protobuf
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_give_a_container_or_a_bundle_error(data: bytes) -> None:
+def test_unpacking_random_bytes_returns_a_container_or_raises_bundle_error(data: bytes) -> None:
     try:
-        found = unpack(data)
+        container = unpack(data)
     except BundleError:
         return
-    assert pack(found) == data or found.manifest is not None
+    assert pack(container) == data or container.manifest is not None
 
 
 @given(where=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255))
-def test_any_changed_byte_gives_a_container_or_a_bundle_error(graph: bytes, where: float, value: int) -> None:
+def test_unpacking_a_file_with_a_changed_byte_returns_a_container_or_raises_bundle_error(
+    graph: bytes, where: float, value: int
+) -> None:
     packed = bytearray(pack(Container(graph, TEXT)))
     packed[int(where * len(packed))] = value
     try:
-        found = unpack(bytes(packed))
+        container = unpack(bytes(packed))
     except BundleError:
         return
-    assert found.manifest is not None or found.graph == packed
+    assert container.manifest is not None or container.graph == packed
 
 
-CUT_SHORT = "The file is not an ONNX model: it is another kind of file, or was cut short."
+TRUNCATED = "The file is not an ONNX model: it is another kind of file, or it is truncated."
 NOT_PROTOBUF = "The file is not an ONNX model: its bytes are not a protobuf message."
-NO_GRAPH = "The file is not an ONNX model: it holds no graph."
+NO_GRAPH = "The file is not an ONNX model: it has no graph."
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (b"", NO_GRAPH),
-        (b"\x08\x08", NO_GRAPH),  # an IR version alone
-        (b"\x38\x05", NO_GRAPH),  # field 7, but a number
-        (b"\x3a\x05abcd", CUT_SHORT),
-        (b"\x3a\x80", CUT_SHORT),
-        (b"\x3a", CUT_SHORT),
-        (b"\x3a\x00\x0d\x01\x02\x03", CUT_SHORT),  # four bytes expected
-        (b"\x3a\x00\x09\x01\x02\x03\x04\x05\x06\x07", CUT_SHORT),  # eight bytes expected
+        (b"\x08\x08", NO_GRAPH),  # only an IR version
+        (b"\x38\x05", NO_GRAPH),  # field 7 with an integer value
+        (b"\x3a\x05abcd", TRUNCATED),
+        (b"\x3a\x80", TRUNCATED),
+        (b"\x3a", TRUNCATED),
+        (b"\x3a\x00\x0d\x01\x02\x03", TRUNCATED),  # four bytes expected
+        (b"\x3a\x00\x09\x01\x02\x03\x04\x05\x06\x07", TRUNCATED),  # eight bytes expected
         (b"\x3b", NOT_PROTOBUF),  # a group
         (b"\x02\x00", NOT_PROTOBUF),  # field 0
-        (b"\xff" * 11, NOT_PROTOBUF),  # a number without end
-        (b"\x3a\x00\x72\x02\x0a\x05", CUT_SHORT),  # a metadata entry that is cut inside
+        (b"\xff" * 11, NOT_PROTOBUF),  # a varint that does not end
+        (b"\x3a\x00\x72\x02\x0a\x05", TRUNCATED),  # a truncated metadata entry
         (
             b"\x3a\x00\x72\x14\x0a\x0fqualms.manifest\x12\x01\xff",
             "The file is not an ONNX model: its manifest is not UTF-8 text.",
         ),
-        (b"\x89PNG\r\n\x1a\n", CUT_SHORT),
+        (b"\x89PNG\r\n\x1a\n", TRUNCATED),
     ],
 )
-def test_what_is_no_model_is_refused_with_its_reason(data: bytes, message: str) -> None:
+def test_bytes_that_are_not_a_model_are_refused_with_a_reason(data: bytes, message: str) -> None:
     with pytest.raises(BundleError) as caught:
         unpack(data)
     assert str(caught.value) == message
 
 
-def test_the_error_names_what_was_read() -> None:
-    with pytest.raises(BundleError, match=r"^/some/where\.onnx is not an ONNX model: it holds no graph\.$"):
+def test_the_error_names_the_source() -> None:
+    with pytest.raises(BundleError, match=r"^/some/where\.onnx is not an ONNX model: it has no graph\.$"):
         unpack(b"", "/some/where.onnx")
 
 
-def test_fixed_width_fields_are_stepped_over() -> None:
-    """No field of a model is of these kinds today; a later ONNX may add one."""
+def test_fixed_width_fields_are_skipped() -> None:
+    """ModelProto has no fields of these wire types today; a later ONNX version may add one."""
     data = b"\xc1\x0c12345678" + b"\xcd\x0c1234" + b"\x3a\x00"
     assert unpack(data) == Container(data, None)

@@ -14,30 +14,30 @@ MODELS = {
     "mnist": (2_000_000, {"omniglot", "fashion_mnist", "kmnist", "cifar10", "corrupted"}, 0.9),
     "cifar10": (4_000_000, {"svhn", "fashion_mnist", "tiny_imagenet", "cifar100", "corrupted"}, 0.8),
 }
-"""the most bytes each may have, what it was evaluated on, and the share of images that it trusts at the least"""
+"""by name: maximal file size in bytes, OOD sets of the evaluation, minimal fraction of trusted images"""
 each_model = pytest.mark.parametrize("name", MODELS)
 
 
-def test_the_digits_are_the_default() -> None:
+def test_mnist_is_the_default_model() -> None:
     assert embedded.resolve(None) == embedded.resolve("mnist")
     assert set(embedded.available()) == {*MODELS, "demo"}
 
 
 @each_model
-def test_a_model_is_there_verified_small_and_evaluated(name: str) -> None:
+def test_an_embedded_model_is_small_verified_and_evaluated(name: str) -> None:
     path = embedded.resolve(name)
     bundle = open_bundle(path)
-    most, strangers, _ = MODELS[name]
-    assert path.stat().st_size <= most
+    max_bytes, ood_sets, _ = MODELS[name]
+    assert path.stat().st_size <= max_bytes
     check_golden(GraphRunner(bundle.graph), bundle.manifest)
     evaluation = bundle.manifest.evaluation
     assert evaluation is not None
     assert evaluation.identical_predictions
-    assert {row.data for row in evaluation.ood} >= strangers
+    assert {row.data for row in evaluation.ood} >= ood_sets
 
 
 @each_model
-def test_a_model_keeps_both_promises_at_its_operating_point(name: str) -> None:
+def test_an_embedded_model_meets_both_guarantees_on_its_test_set(name: str) -> None:
     manifest = open_bundle(embedded.resolve(name)).manifest
     assert (flag_point(manifest).guarantee, flag_point(manifest).score) == ("confident", "fused")
     assert trust_point(manifest).accepted > MODELS[name][2]
@@ -48,19 +48,19 @@ def test_a_model_keeps_both_promises_at_its_operating_point(name: str) -> None:
 
 
 @each_model
-def test_the_fused_score_is_above_all_others_in_its_worst_column(name: str) -> None:
+def test_the_fused_score_has_the_best_worst_case_auroc(name: str) -> None:
     evaluation = open_bundle(embedded.resolve(name)).manifest.evaluation
     assert evaluation is not None
     worst = {
         score: min(row.auroc for row in evaluation.ood if row.score == score and not row.data.endswith("(itself)"))
         for score in {row.score for row in evaluation.ood}
     }
-    # On digits the distance alone is as good, to a tenth of a point.
+    # On MNIST the distance alone is better by up to 0.1 points.
     assert worst["fused"] >= max(worst.values()) - 0.1
 
 
 @each_model
-def test_calibration_images_were_not_among_those_that_trained_it(name: str) -> None:
+def test_the_calibration_images_are_a_split_of_their_own(name: str) -> None:
     manifest = open_bundle(embedded.resolve(name)).manifest
     assert manifest.calibration.split == "calibration"
     sizes = manifest.provenance.data["splits"][0]["sizes"]
@@ -68,31 +68,31 @@ def test_calibration_images_were_not_among_those_that_trained_it(name: str) -> N
     assert sum(sizes.values()) <= manifest.provenance.data["splits"][0]["n"]
 
 
-def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_path_resolves_to_itself(tmp_path: Path) -> None:
     file = tmp_path / "mine.onnx"
     file.touch()
     assert embedded.resolve(str(file)) == file
 
 
 @pytest.mark.parametrize("name", ["minst", f"{__file__}/minst", "min\0st"])
-def test_what_is_neither_a_file_nor_a_model_is_named_with_what_there_is(name: str) -> None:
+def test_an_unknown_name_is_refused_with_the_embedded_models(name: str) -> None:
     with pytest.raises(BundleError, match=r"minst'|min\\x00st'") as caught:
         embedded.resolve(name)
-    assert str(caught.value).endswith("and the embedded models are cifar10, demo, mnist.")
+    assert str(caught.value).endswith("; the embedded models are cifar10, demo, mnist.")
 
 
-def test_a_name_that_the_system_refuses_is_a_sentence() -> None:
+def test_a_file_name_that_is_too_long_is_a_bundle_error() -> None:
     name = "m" * 5000
     with pytest.raises(BundleError) as caught:
         embedded.resolve(name)
     assert str(caught.value) == f"{name} cannot be read: File name too long."
 
 
-def test_a_folder_that_may_not_be_entered_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_permission_is_a_bundle_error(monkeypatch: pytest.MonkeyPatch) -> None:
     stat = Path.stat
 
     def refuse(path: Path, **options: bool) -> os.stat_result:
-        if path.name == "mine.onnx":  # root may enter any folder
+        if path.name == "mine.onnx":  # root may enter every folder, so permissions cannot be tested with real files
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return stat(path, **options)
 

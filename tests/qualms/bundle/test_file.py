@@ -25,10 +25,10 @@ def message(path: Path) -> str:
     return str(caught.value)
 
 
-# A good bundle
+# Valid bundles
 
 
-def test_what_was_written_is_read_back(bundle_file: Path, graph: bytes, manifest: Manifest) -> None:
+def test_a_written_bundle_is_read_back(bundle_file: Path, graph: bytes, manifest: Manifest) -> None:
     bundle = open_bundle(bundle_file)
     assert bundle.path == bundle_file
     assert bundle.graph == graph
@@ -36,19 +36,19 @@ def test_what_was_written_is_read_back(bundle_file: Path, graph: bytes, manifest
     assert bundle.digest == hashlib.sha256(bundle_file.read_bytes()).hexdigest()
 
 
-def test_writing_returns_what_opening_would(tmp_path: Path, graph: bytes, manifest: Manifest) -> None:
+def test_write_bundle_returns_the_same_bundle_as_open_bundle(tmp_path: Path, graph: bytes, manifest: Manifest) -> None:
     path = tmp_path / "new" / "tiny.onnx"
     written, opened = write_bundle(path, graph, manifest), open_bundle(path)
     assert (written.path, written.graph, written.digest) == (opened.path, opened.graph, opened.digest)
     assert written.manifest.to_json() == opened.manifest.to_json()
 
 
-def test_any_onnx_runtime_loads_the_file(bundle_file: Path, manifest: Manifest) -> None:
+def test_onnx_runtime_loads_the_file(bundle_file: Path, manifest: Manifest) -> None:
     session = onnxruntime.InferenceSession(bundle_file, providers=["CPUExecutionProvider"])
     assert session.get_modelmeta().custom_metadata_map == {MANIFEST_KEY: manifest.to_json()}
 
 
-def test_another_manifest_changes_the_identity_and_not_the_graph(
+def test_another_manifest_changes_the_digest_and_not_the_graph(
     bundle_file: Path, graph: bytes, manifest: Manifest
 ) -> None:
     before = open_bundle(bundle_file)
@@ -58,21 +58,21 @@ def test_another_manifest_changes_the_identity_and_not_the_graph(
     assert after.digest != before.digest
 
 
-# What cannot be opened
+# Files that cannot be opened
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_file(tmp_path: Path) -> None:
     assert message(tmp_path / "no.onnx") == f"{tmp_path / 'no.onnx'} does not exist."
 
 
-def test_a_folder_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_folder(tmp_path: Path) -> None:
     assert message(tmp_path) == f"{tmp_path} cannot be read: Is a directory."
 
 
 def test_a_plain_onnx_model_is_not_a_bundle(tmp_path: Path, graph: bytes) -> None:
     path = tmp_path / "plain.onnx"
     path.write_bytes(graph)
-    assert message(path) == f"{path} is not a Qualms bundle: it carries no manifest."
+    assert message(path) == f"{path} is not a Qualms bundle: it has no manifest."
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"just text\n", bytes(1000)])
@@ -82,7 +82,7 @@ def test_a_file_of_another_kind_is_not_an_onnx_model(tmp_path: Path, data: bytes
     assert message(path).startswith(f"{path} is not an ONNX model: ")
 
 
-def test_a_file_cut_anywhere_is_refused(bundle_file: Path, graph: bytes) -> None:
+def test_a_truncated_file_is_refused(bundle_file: Path, graph: bytes) -> None:
     data = bundle_file.read_bytes()
     ends = {*range(0, len(data), 301), *range(len(graph) - 3, len(graph) + 30), len(data) - 1}
     for end in sorted(ends):
@@ -90,31 +90,31 @@ def test_a_file_cut_anywhere_is_refused(bundle_file: Path, graph: bytes) -> None
         assert message(bundle_file).startswith(f"{bundle_file} is not ")
 
 
-def test_a_changed_byte_anywhere_in_the_graph_is_found(bundle_file: Path, graph: bytes) -> None:
+def test_a_changed_byte_in_the_graph_is_detected(bundle_file: Path, graph: bytes) -> None:
     data = bundle_file.read_bytes()
-    damaged_graph = f"{bundle_file} has a damaged graph: its SHA-256 is not the one in the manifest."
-    found = []
+    damaged_graph = f"{bundle_file} has a damaged graph: its SHA-256 differs from the one in the manifest."
+    messages = []
     for position in range(0, len(graph), 11):
         bundle_file.write_bytes(data[:position] + bytes([data[position] ^ 0x10]) + data[position + 1 :])
-        found.append(message(bundle_file))
-    assert all(text.startswith(str(bundle_file)) for text in found)
-    assert found.count(damaged_graph) > 0.9 * len(found)
+        messages.append(message(bundle_file))
+    assert all(text.startswith(str(bundle_file)) for text in messages)
+    assert messages.count(damaged_graph) > 0.9 * len(messages)
 
 
-def test_bytes_behind_the_end_are_found(bundle_file: Path) -> None:
+def test_appended_bytes_are_detected(bundle_file: Path) -> None:
     bundle_file.write_bytes(bundle_file.read_bytes() + b"\x32\x03abc")
     assert message(bundle_file).startswith(f"{bundle_file} has a damaged graph: ")
 
 
-def test_a_manifest_that_is_not_json_is_damaged(write_text_as_manifest: WriteText, manifest: Manifest) -> None:
+def test_a_manifest_that_is_not_json_is_refused(write_text_as_manifest: WriteText, manifest: Manifest) -> None:
     path = write_text_as_manifest(manifest.to_json()[:-1])
     assert message(path).startswith(f"{path} has a damaged manifest: it is not JSON (")
 
 
 def test_an_unknown_field_is_named(write_text_as_manifest: WriteText, document: dict[str, Any]) -> None:
-    document["calibration"]["surprise"] = 1
+    document["calibration"]["extra"] = 1
     path = write_text_as_manifest(json.dumps(document))
-    assert message(path) == f"{path} has a damaged manifest: calibration.surprise: this field is unknown."
+    assert message(path) == f"{path} has a damaged manifest: calibration.extra: this field is unknown."
 
 
 def test_a_field_of_the_wrong_type_is_named(write_text_as_manifest: WriteText, document: dict[str, Any]) -> None:
@@ -123,55 +123,57 @@ def test_a_field_of_the_wrong_type_is_named(write_text_as_manifest: WriteText, d
     assert message(path) == f"{path} has a damaged manifest: classes: Input should be a valid list."
 
 
-def test_a_newer_bundle_says_to_update(write_text_as_manifest: WriteText, document: dict[str, Any]) -> None:
+def test_a_newer_schema_version_is_refused_with_advice_to_update(
+    write_text_as_manifest: WriteText, document: dict[str, Any]
+) -> None:
     document["schema_version"] = 99
     path = write_text_as_manifest(json.dumps(document))
     assert message(path) == (
-        f"{path} has a manifest of schema version 99, and this program reads up to 1: update qualms to open it."
+        f"{path} has a manifest of schema version 99; this version of qualms reads up to 1: update qualms to open it."
     )
 
 
 def test_a_manifest_of_another_graph_is_refused(write_text_as_manifest: WriteText, document: dict[str, Any]) -> None:
     document["graph_sha256"] = "0" * 64
     path = write_text_as_manifest(json.dumps(document))
-    assert message(path) == f"{path} has a damaged graph: its SHA-256 is not the one in the manifest."
+    assert message(path) == f"{path} has a damaged graph: its SHA-256 differs from the one in the manifest."
 
 
-# What cannot be written leaves everything as it was
+# Failed writes do not change any file
 
 
 @pytest.fixture
 def unwritable(graph: bytes, manifest: Manifest) -> dict[str, tuple[bytes, Manifest, str]]:
-    """Graph and manifest that must not become a file, and what is said of each."""
+    """By case: graph, manifest and the message of the refusal."""
     nested = pack(Container(graph, manifest.to_json()))
     return {
         "another graph": (
             graph + b"\x32\x00",
             manifest,
-            "{path} cannot be written: the manifest was made for another graph.",
+            "{path} cannot be written: the manifest belongs to another graph.",
         ),
         "no graph": (
             b"",
             manifest.model_copy(update={"graph_sha256": graph_digest(b"")}),
-            "What was to be written to {path} is not an ONNX model: it holds no graph.",
+            "The new content of {path} is not an ONNX model: it has no graph.",
         ),
-        "a bundle for a graph": (
+        "a bundle as graph": (
             nested,
             manifest.model_copy(update={"graph_sha256": graph_digest(nested)}),
-            "What was to be written to {path} has a damaged graph: its SHA-256 is not the one in the manifest.",
+            "The new content of {path} has a damaged graph: its SHA-256 differs from the one in the manifest.",
         ),
         "an invalid copy of a manifest": (
             graph,
             manifest.model_copy(update={"classes": ["one"]}),
-            "What was to be written to {path} has a damaged manifest: "
+            "The new content of {path} has a damaged manifest: "
             "classes: List should have at least 2 items after validation, not 1.",
         ),
     }
 
 
-@pytest.mark.parametrize("case", ["another graph", "no graph", "a bundle for a graph", "an invalid copy of a manifest"])
+@pytest.mark.parametrize("case", ["another graph", "no graph", "a bundle as graph", "an invalid copy of a manifest"])
 @pytest.mark.parametrize("exists", [False, True])
-def test_what_could_not_be_opened_is_not_written(
+def test_an_invalid_bundle_is_not_written(
     unwritable: dict[str, tuple[bytes, Manifest, str]], case: str, exists: bool, tmp_path: Path
 ) -> None:
     graph, manifest, expected = unwritable[case]
@@ -185,7 +187,7 @@ def test_what_could_not_be_opened_is_not_written(
 
 
 @pytest.mark.parametrize("step", ["write_bytes", "replace"])
-def test_a_disk_that_fails_leaves_the_old_file_and_nothing_else(
+def test_a_full_disk_leaves_only_the_old_file(
     bundle_file: Path, graph: bytes, manifest: Manifest, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = bundle_file.read_bytes()
@@ -201,7 +203,7 @@ def test_a_disk_that_fails_leaves_the_old_file_and_nothing_else(
     assert list(bundle_file.parent.iterdir()) == [bundle_file]
 
 
-def test_a_folder_in_the_way_is_named(tmp_path: Path, graph: bytes, manifest: Manifest) -> None:
+def test_a_folder_at_the_path_is_named(tmp_path: Path, graph: bytes, manifest: Manifest) -> None:
     with pytest.raises(BundleError, match=re.escape(f"{tmp_path} cannot be written: ")):
         write_bundle(tmp_path, graph, manifest)
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ Document = dict[str, Any]
 
 
 def array(*values: float, shape: list[int] | None = None) -> Document:
-    """An array as it stands in the JSON."""
+    """An array in the JSON format of the manifest."""
     raw = np.array(values, "<f4").tobytes()
     return {
         "shape": [len(values)] if shape is None else shape,
@@ -50,7 +50,7 @@ def test_json_round_trip_is_exact(manifest: Manifest) -> None:
     assert again.model_dump(exclude={"calibration", "golden"}) == manifest.model_dump(exclude={"calibration", "golden"})
 
 
-def test_arrays_survive_bit_for_bit(manifest: Manifest) -> None:
+def test_the_round_trip_of_arrays_is_exact(manifest: Manifest) -> None:
     again = Manifest.from_json(manifest.to_json())
     pairs = [
         *((again.calibration.scores[name], values) for name, values in manifest.calibration.scores.items()),
@@ -59,38 +59,38 @@ def test_arrays_survive_bit_for_bit(manifest: Manifest) -> None:
         (again.calibration.trust.thresholds, manifest.calibration.trust.thresholds),
     ]
     assert len(pairs) == 8 + 12 + 2
-    for found, expected in pairs:
-        assert found.dtype == expected.dtype == np.float32
-        assert found.shape == expected.shape
-        assert found.tobytes() == expected.tobytes()
+    for actual, expected in pairs:
+        assert actual.dtype == expected.dtype == np.float32
+        assert actual.shape == expected.shape
+        assert actual.tobytes() == expected.tobytes()
 
 
-def test_awkward_floats_survive(manifest: Manifest) -> None:
+def test_the_round_trip_of_extreme_floats_is_exact(manifest: Manifest) -> None:
     odd = [5e-324, 0.1, 1 / 3, 1.7976931348623157e308]
     reference = manifest.reference.model_copy(update={"levels": odd, "quantiles": dict.fromkeys(manifest.scores, odd)})
     again = Manifest.from_json(manifest.model_copy(update={"reference": reference}).to_json())
     assert again.reference == reference
 
 
-def test_the_evaluation_may_be_missing(document: Document) -> None:
+def test_the_evaluation_is_optional(document: Document) -> None:
     del document["evaluation"]
     assert Manifest.from_json(json.dumps(document)).evaluation is None
 
 
-def test_a_manifest_cannot_be_changed(manifest: Manifest) -> None:
+def test_a_manifest_is_immutable(manifest: Manifest) -> None:
     with pytest.raises(ValidationError, match="frozen"):
         manifest.name = "other"  # type: ignore[misc]
 
 
-# What is refused
+# Invalid manifests
 
 
 @pytest.mark.parametrize(
     ("path", "value", "problem"),
     [
         # fields
-        ("surprise", 1, "surprise: this field is unknown"),
-        ("calibration.trust.surprise", 1, "calibration.trust.surprise: this field is unknown"),
+        ("extra", 1, "extra: this field is unknown"),
+        ("calibration.trust.extra", 1, "calibration.trust.extra: this field is unknown"),
         ("input.mean", [0.5], "input.mean: this field is unknown"),
         ("scores.entropy.weight", 1, "scores.entropy.weight: this field is unknown"),
         ("golden", ..., "golden: Field required"),
@@ -122,22 +122,22 @@ def test_a_manifest_cannot_be_changed(manifest: Manifest) -> None:
         ("input.colour", "CMYK", "input.colour: Input should be 'RGB' or 'L'"),
         # arrays
         ("golden.outputs.alpha", [1.0], "golden.outputs.alpha: expected an object with the keys shape"),
-        ("golden.outputs.alpha", array(np.inf), "golden.outputs.alpha: the array holds values that are not"),
-        # what must fit together
+        ("golden.outputs.alpha", array(np.inf), "golden.outputs.alpha: the array has non-finite values"),
+        # consistency between fields
         ("calibration.trust.errors", [0], "calibration.trust: levels, thresholds, accepted and errors must"),
         ("calibration.trust.levels", array(1), "calibration.trust: levels, thresholds, accepted and errors"),
         ("calibration.trust.levels", array(1, shape=[]), "calibration.trust: levels, thresholds, accepted"),
         ("calibration.scores.entropy", array(1, 2), "calibration: the calibration scores of entropy must be 400"),
         ("calibration.n", 399, "calibration: the calibration scores of entropy must be 399 ascending values"),
         ("reference.levels", [], "reference.levels: List should have at least 1 item"),
-        ("reference.levels", [0.5], "reference: the quantiles of entropy must be 1 values, one a level"),
+        ("reference.levels", [0.5], "reference: the quantiles of entropy must be 1 values, one per level"),
         ("reference.levels", [0.5, 0.1], "reference: levels must be ascending"),
         ("classes", ["bee"], "classes: List should have at least 2 items"),
-        ("classes", ["bee", "crab", "bee"], "the document: class names must differ from each other"),
-        ("classes", ["bee", "crab"], "the document: reference.class_shares must have one value a class"),
+        ("classes", ["bee", "crab", "bee"], "the document: class names must be unique"),
+        ("classes", ["bee", "crab"], "the document: reference.class_shares must have one value per class"),
         ("calibration.scores.entropy", ..., "the document: the scores entropy are not calibrated"),
-        ("calibration.scores.rumour", array(*[0.5] * 400), "the document: the calibrated scores rumour are not among"),
-        ("scores.entropy", ..., "the document: the scores lack entropy, which every model has"),
+        ("calibration.scores.extra", array(*[0.5] * 400), "the document: the calibrated scores extra are not among"),
+        ("scores.entropy", ..., "the document: the required scores entropy are missing"),
         ("reference.quantiles.entropy", ..., "the document: the scores entropy have no reference quantiles"),
         ("operating.score", "density", "the document: the operating score density is not among the scores"),
         ("operating.trust_score", "density", "the document: the operating score density is not among"),
@@ -146,15 +146,15 @@ def test_a_manifest_cannot_be_changed(manifest: Manifest) -> None:
         ("golden.count", 7, "the document: golden.outputs.base_probabilities must have the shape [7, 3]"),
     ],
 )
-def test_what_is_wrong_is_named(document: Document, path: str, value: Any, problem: str) -> None:
+def test_the_error_names_the_invalid_field(document: Document, path: str, value: Any, problem: str) -> None:
     put(document, path, value)
-    found = message(document)
-    assert found.startswith(f"The file has a damaged manifest: {problem}")
-    assert found.endswith(".")
-    assert "\n" not in found
+    text = message(document)
+    assert text.startswith(f"The file has a damaged manifest: {problem}")
+    assert text.endswith(".")
+    assert "\n" not in text
 
 
-def test_scores_must_ascend(document: Document, manifest: Manifest) -> None:
+def test_calibration_scores_must_be_ascending(document: Document, manifest: Manifest) -> None:
     values = manifest.calibration.scores["entropy"].tolist()
     values[7], values[8] = values[8], values[7]
     put(document, "calibration.scores.entropy", array(*values))
@@ -162,9 +162,7 @@ def test_scores_must_ascend(document: Document, manifest: Manifest) -> None:
 
 
 @pytest.mark.parametrize("classes", [["bee", "crab"], ["ant", "bee", "crab", "dove"]])
-def test_classes_that_are_not_as_many_as_the_graph_tells_apart_are_refused(
-    document: Document, classes: list[str]
-) -> None:
+def test_the_number_of_classes_must_match_the_graph_outputs(document: Document, classes: list[str]) -> None:
     document["classes"] = classes
     document["reference"]["class_shares"] = [1 / len(classes)] * len(classes)
     for vector in ("base_probabilities", "probabilities"):
@@ -175,28 +173,28 @@ def test_classes_that_are_not_as_many_as_the_graph_tells_apart_are_refused(
     )
 
 
-def test_a_vector_is_no_score(document: Document, manifest: Manifest) -> None:
+def test_a_vector_output_cannot_be_a_score(document: Document, manifest: Manifest) -> None:
     document["scores"]["alpha"] = {"direction": "lower", "kind": "epistemic"}
     document["calibration"]["scores"]["alpha"] = document["calibration"]["scores"]["entropy"]
     document["reference"]["quantiles"]["alpha"] = manifest.reference.quantiles["entropy"]
     assert "golden.outputs.alpha must have the shape [8] " in message(document)
 
 
-def test_a_base_may_know_other_classes_only_where_the_meta_model_predicts(document: Document) -> None:
+def test_the_base_may_have_other_classes_only_if_the_meta_model_predicts(document: Document) -> None:
     document["golden"]["outputs"]["base_probabilities"] = array(*[0.2] * 40, shape=[8, 5])
     assert "golden.outputs.base_probabilities must have the shape [8, 3]" in message(document)
     document["prediction"] = "meta"
     assert Manifest.from_json(json.dumps(document)).prediction == "meta"
 
 
-def test_equal_scores_count_as_ascending(document: Document) -> None:
+def test_equal_scores_are_ascending(document: Document) -> None:
     put(document, "calibration.scores.entropy", array(*[0.5] * 400))
     Manifest.from_json(json.dumps(document))
 
 
 def trust(**parts: Any) -> Document:
-    fitting = {"levels": array(0.5, 1), "thresholds": array(0.1, 0.1), "accepted": [7, 9], "errors": [0, 9]}
-    return {**fitting, **parts}
+    valid = {"levels": array(0.5, 1), "thresholds": array(0.1, 0.1), "accepted": [7, 9], "errors": [0, 9]}
+    return {**valid, **parts}
 
 
 @pytest.mark.parametrize(
@@ -207,21 +205,21 @@ def trust(**parts: Any) -> Document:
         ({"errors": [0, 10]}, "errors must lie between 0 and accepted"),
         ({"errors": [-1, 0]}, "errors must lie between 0 and accepted"),
         ({"accepted": [7, 401]}, "trust.accepted must be at most n, 400"),
-        ({"levels": array(0.5, 1, shape=[2, 1])}, "must have one length"),
+        ({"levels": array(0.5, 1, shape=[2, 1])}, "must have the same length"),
         (
             {"levels": array(), "thresholds": array(), "accepted": [], "errors": []},
-            "must have one length, at least 1",
+            "must have the same length, at least 1",
         ),
     ],
 )
-def test_trust_evidence_that_cannot_be_is_refused(document: Document, part: Document, problem: str) -> None:
+def test_inconsistent_trust_counts_are_refused(document: Document, part: Document, problem: str) -> None:
     document["calibration"]["trust"] = trust()
     Manifest.from_json(json.dumps(document))
     document["calibration"]["trust"] = trust(**part)
     assert problem in message(document)
 
 
-# Text that is no manifest of ours
+# Text that is not a manifest
 
 
 @pytest.mark.parametrize(
@@ -236,21 +234,21 @@ def test_trust_evidence_that_cannot_be_is_refused(document: Document, part: Docu
         ("{}", "name: Field required"),
     ],
 )
-def test_text_that_is_no_manifest_is_refused(text: str, problem: str) -> None:
+def test_text_that_is_not_a_manifest_is_refused(text: str, problem: str) -> None:
     with pytest.raises(BundleError) as caught:
         Manifest.from_json(text)
     assert str(caught.value).startswith(f"The file has a damaged manifest: {problem}")
     assert str(caught.value).endswith(".")
 
 
-def test_a_newer_version_says_to_update_whatever_else_it_holds(document: Document) -> None:
+def test_a_newer_schema_version_is_reported_before_unknown_fields(document: Document) -> None:
     document |= {"schema_version": SCHEMA_VERSION + 1, "something": "new"}
     assert message(document) == (
-        "The file has a manifest of schema version 2, and this program reads up to 1: update qualms to open it."
+        "The file has a manifest of schema version 2; this version of qualms reads up to 1: update qualms to open it."
     )
 
 
-def test_the_error_names_what_was_read() -> None:
+def test_the_error_names_the_source() -> None:
     with pytest.raises(BundleError, match=r"^/some/where\.onnx has a damaged manifest: name: Field required\.$"):
         Manifest.from_json("{}", "/some/where.onnx")
 

@@ -22,13 +22,13 @@ def changed(manifest: Manifest, **outputs: NDArray[np.float32]) -> Manifest:
     return manifest.model_copy(update={"golden": golden})
 
 
-def one_node_graph(given: str, output: str) -> bytes:
+def one_node_graph(input_name: str, output_name: str) -> bytes:
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
-        [helper.make_node("Cast", [given], [output], to=TensorProto.FLOAT)],
+        [helper.make_node("Cast", [input_name], [output_name], to=TensorProto.FLOAT)],
         "one",
-        [value(given, TensorProto.UINT8, ["N", 6, 5, 3])],
-        [value(output, TensorProto.FLOAT, ["N", 6, 5, 3])],
+        [value(input_name, TensorProto.UINT8, ["N", 6, 5, 3])],
+        [value(output_name, TensorProto.FLOAT, ["N", 6, 5, 3])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     return bytes(model.SerializeToString())
@@ -37,39 +37,39 @@ def one_node_graph(given: str, output: str) -> bytes:
 # Running
 
 
-def test_every_output_has_a_row_an_image(runner: GraphRunner, draw_images: DrawImages) -> None:
-    found = runner(draw_images(0, 5))
+def test_every_output_has_one_row_per_image(runner: GraphRunner, draw_images: DrawImages) -> None:
+    outputs = runner(draw_images(0, 5))
     vectors = ("base_probabilities", "probabilities", "alpha")
-    assert {name: values.shape for name, values in found.items()} == {
+    assert {name: values.shape for name, values in outputs.items()} == {
         "prediction": (5,),
         **dict.fromkeys(vectors, (5, 3)),
         **dict.fromkeys(DIRICHLET_SCORES, (5,)),
     }
-    assert {values.dtype for name, values in found.items() if name != "prediction"} == {np.dtype(np.float32)}
-    assert found["prediction"].dtype == np.int64
+    assert {values.dtype for name, values in outputs.items() if name != "prediction"} == {np.dtype(np.float32)}
+    assert outputs["prediction"].dtype == np.int64
 
 
 @pytest.mark.parametrize("batch", [1, 3, 7, 8, 100])
-def test_batches_give_what_one_run_of_onnx_runtime_gives(
+def test_batched_outputs_equal_one_run_of_onnx_runtime(
     graph: bytes, runner: GraphRunner, draw_images: DrawImages, batch: int
 ) -> None:
     images = draw_images(0, 7)
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     expected = dict(zip(names, session.run(names, {"image": images}), strict=True))
-    found = runner(images, batch=batch)
-    assert list(found) == names
+    outputs = runner(images, batch=batch)
+    assert list(outputs) == names
     for name in names:
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(outputs[name], expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_progress_hears_of_each_batch(runner: GraphRunner, draw_images: DrawImages) -> None:
-    heard: list[int] = []
-    runner(draw_images(0, 7), batch=3, progress=heard.append)
-    assert heard == [3, 3, 1]
+def test_progress_is_called_with_the_size_of_each_batch(runner: GraphRunner, draw_images: DrawImages) -> None:
+    sizes: list[int] = []
+    runner(draw_images(0, 7), batch=3, progress=sizes.append)
+    assert sizes == [3, 3, 1]
 
 
-def test_no_images_are_refused(runner: GraphRunner, draw_images: DrawImages) -> None:
+def test_an_empty_array_of_images_is_refused(runner: GraphRunner, draw_images: DrawImages) -> None:
     with pytest.raises(ValueError, match="There are no images to run"):
         runner(draw_images(0, 0))
 
@@ -79,33 +79,35 @@ def test_no_images_are_refused(runner: GraphRunner, draw_images: DrawImages) -> 
 
 @pytest.mark.parametrize("cut", [0, 10, 200])
 def test_a_damaged_graph_is_a_bundle_error(graph: bytes, cut: int) -> None:
-    with pytest.raises(BundleError, match=r"^ONNX Runtime does not take the graph: .*[^.]\.$"):
+    with pytest.raises(BundleError, match=r"^ONNX Runtime cannot load the graph: .*[^.]\.$"):
         GraphRunner(graph[:cut])
 
 
-def test_an_operator_that_does_not_exist_is_a_bundle_error(model: onnx.ModelProto) -> None:
+def test_an_unknown_operator_is_a_bundle_error(model: onnx.ModelProto) -> None:
     odd = onnx.ModelProto()
     odd.CopyFrom(model)
-    odd.graph.node[0].op_type = "Divine"
-    with pytest.raises(BundleError, match=r"ONNX Runtime does not take the graph: .*Divine"):
+    odd.graph.node[0].op_type = "NoSuchOperator"
+    with pytest.raises(BundleError, match=r"ONNX Runtime cannot load the graph: .*NoSuchOperator"):
         GraphRunner(odd.SerializeToString())
 
 
-def test_an_error_of_onnx_runtime_without_a_message_is_named(graph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_onnx_runtime_error_without_a_message_is_reported_by_its_class(
+    graph: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", fail)
-    with pytest.raises(BundleError, match=r"^ONNX Runtime does not take the graph: MemoryError\.$"):
+    with pytest.raises(BundleError, match=r"^ONNX Runtime cannot load the graph: MemoryError\.$"):
         GraphRunner(graph)
 
 
-def test_a_graph_with_another_input_is_a_bundle_error() -> None:
+def test_a_graph_without_the_input_image_is_a_bundle_error() -> None:
     with pytest.raises(BundleError, match=r"^The graph has no input named image\.$"):
-        GraphRunner(one_node_graph("picture", "alpha"))
+        GraphRunner(one_node_graph("pixels", "alpha"))
 
 
-def test_without_onnx_runtime_the_extra_is_named(graph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_onnx_runtime_names_the_extra(graph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ExtraMissingError) as caught:
         GraphRunner(graph)
@@ -117,33 +119,33 @@ def test_without_onnx_runtime_the_extra_is_named(graph: bytes, monkeypatch: pyte
 # Golden vectors
 
 
-def test_golden_vectors_are_reproduced_by_the_graph_they_came_from(runner: GraphRunner, manifest: Manifest) -> None:
+def test_the_exported_graph_reproduces_its_golden_vectors(runner: GraphRunner, manifest: Manifest) -> None:
     check_golden(runner, manifest)
     check_golden(runner, Manifest.from_json(manifest.to_json()))
 
 
 def test_the_output_that_differs_most_is_named(runner: GraphRunner, manifest: Manifest) -> None:
-    wanted = manifest.golden.outputs
+    golden = manifest.golden.outputs
     wrong = changed(
         manifest,
-        entropy=wanted["entropy"] + np.float32(0.01),
-        max_probability=wanted["max_probability"] + np.float32(0.25),
+        entropy=golden["entropy"] + np.float32(0.01),
+        max_probability=golden["max_probability"] + np.float32(0.25),
     )
     with pytest.raises(BundleError) as caught:
         check_golden(runner, wrong)
     assert str(caught.value) == (
-        "The golden vectors are not reproduced: max_probability differs by 2.5e-01, and 1e-04 is allowed."
+        "The golden vectors are not reproduced: max_probability differs by 2.5e-01, at most 1e-04 is allowed."
     )
 
 
-def test_one_other_class_is_found(runner: GraphRunner, manifest: Manifest) -> None:
+def test_a_different_prediction_is_detected(runner: GraphRunner, manifest: Manifest) -> None:
     prediction = manifest.golden.outputs["prediction"].copy()
     prediction[-1] = (prediction[-1] + 1) % 3
     with pytest.raises(BundleError, match="prediction differs by "):
         check_golden(runner, changed(manifest, prediction=prediction))
 
 
-def test_large_values_are_compared_relatively(runner: GraphRunner, manifest: Manifest) -> None:
+def test_large_values_are_compared_by_relative_difference(runner: GraphRunner, manifest: Manifest) -> None:
     alpha = manifest.golden.outputs["alpha"]
     assert alpha.max() > 10
     check_golden(runner, changed(manifest, alpha=alpha * np.float32(1 + 5e-5)))
@@ -157,7 +159,7 @@ def test_another_shape_is_an_infinite_difference(runner: GraphRunner, manifest: 
         check_golden(runner, wrong)
 
 
-def test_a_graph_that_gives_nan_is_found(manifest: Manifest) -> None:
+def test_nan_outputs_are_detected(manifest: Manifest) -> None:
     class Broken(GraphRunner):
         def __init__(self) -> None:
             """Nothing to load."""
@@ -169,12 +171,12 @@ def test_a_graph_that_gives_nan_is_found(manifest: Manifest) -> None:
         check_golden(Broken(), manifest)
 
 
-def test_a_lost_output_is_named(manifest: Manifest) -> None:
+def test_a_missing_output_is_named(manifest: Manifest) -> None:
     with pytest.raises(BundleError, match=r"^The graph lacks the output base_probabilities\.$"):
         check_golden(GraphRunner(one_node_graph("image", "alpha")), manifest)
 
 
-def test_golden_inputs_of_another_program_are_refused(runner: GraphRunner, manifest: Manifest) -> None:
+def test_different_golden_inputs_are_refused(runner: GraphRunner, manifest: Manifest) -> None:
     golden = manifest.golden.model_copy(update={"input_sha256": "0" * 64})
-    with pytest.raises(BundleError, match=r"^The golden inputs drawn by this program are not those .*\.$"):
+    with pytest.raises(BundleError, match=r"^The golden inputs differ from those the bundle was exported with\.$"):
         check_golden(runner, manifest.model_copy(update={"golden": golden}))

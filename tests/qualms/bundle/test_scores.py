@@ -26,32 +26,31 @@ def test_the_registry_lists_the_graphs_scores_in_order() -> None:
         "fused",
     ]
     assert list(SCORES) == [*DIRICHLET_SCORES, *FEATURE_SCORES]
-    assert all(score.name == name and score.description.endswith(".") for name, score in SCORES.items())
 
 
-def test_only_confidence_and_evidence_point_downwards() -> None:
+def test_only_probability_and_precision_scores_have_direction_lower() -> None:
     lower = {name for name, score in SCORES.items() if score.direction == "lower"}
     assert lower == {"max_probability", "precision", "log_precision"}
 
 
-def test_each_score_says_what_kind_of_uncertainty_it_is() -> None:
+def test_kinds_of_uncertainty() -> None:
     kinds = {kind: {name for name, score in SCORES.items() if score.kind == kind} for kind in ("total", "aleatoric")}
     assert kinds["total"] == {"entropy", "max_probability", "error_probability", "fused"}
     assert kinds["aleatoric"] == {"expected_entropy"}
 
 
-def test_the_default_scores_are_of_the_kind_their_decision_needs_and_every_model_has_them() -> None:
+def test_every_model_has_the_default_scores_and_their_kinds_fit() -> None:
     assert SCORES[DEFAULT_FLAG_SCORE].kind == "epistemic"
     assert SCORES[DEFAULT_TRUST_SCORE].kind == "total"
     assert {DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE} <= set(DIRICHLET_SCORES)
 
 
-def test_nobody_can_change_the_registry() -> None:
+def test_the_registry_is_read_only() -> None:
     with pytest.raises(TypeError):
         SCORES["entropy"] = SCORES["precision"]  # type: ignore[index]
 
 
-def test_doubt_grows_with_uncertainty_whichever_way_the_score_points() -> None:
+def test_larger_values_mean_more_uncertainty_for_both_directions() -> None:
     values = np.array([1.0, 2.0, 3.0], dtype=np.float32)
     assert as_uncertainty(values, "higher").tolist() == [1.0, 2.0, 3.0]
     assert as_uncertainty(values, "lower").tolist() == [-1.0, -2.0, -3.0]
@@ -59,12 +58,12 @@ def test_doubt_grows_with_uncertainty_whichever_way_the_score_points() -> None:
 
 
 @pytest.mark.parametrize("direction", ["higher", "lower"])
-def test_a_score_that_cannot_be_computed_is_maximal_doubt(direction: Direction) -> None:
+def test_nan_becomes_maximal_uncertainty(direction: Direction) -> None:
     assert as_uncertainty([0.5, np.nan], direction)[1] == np.inf
 
 
 @pytest.mark.parametrize("direction", ["higher", "lower"])
-def test_doubt_undoes_itself_and_leaves_its_argument_alone(direction: Direction) -> None:
+def test_as_uncertainty_is_its_own_inverse_and_does_not_change_its_argument(direction: Direction) -> None:
     values = np.array([-1.5, 0.0, 2.0, np.inf])
     assert as_uncertainty(as_uncertainty(values, direction), direction).tolist() == values.tolist()
     assert values.tolist() == [-1.5, 0.0, 2.0, np.inf]

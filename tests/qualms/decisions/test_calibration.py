@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from qualms.bundle.manifest import Calibration, ScoreSpec
+from qualms.bundle.manifest import Calibration
+from qualms.bundle.scores import ScoreSpec
 from qualms.decisions.calibration import REFERENCE_LEVELS, TRUST_LEVELS, calibrate, reference, trust_grid
 from qualms.errors import DataError
 

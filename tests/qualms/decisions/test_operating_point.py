@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from qualms.bundle.manifest import Manifest
-from qualms.decisions.flag import Guarantee
+from qualms.bundle.manifest import Guarantee, Manifest
 from qualms.decisions.operating_point import flag_point, trust_point
 from qualms.errors import OperatingPointError
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qualms.bundle.manifest import Manifest
+from qualms.bundle.manifest import Guarantee, Manifest
 from qualms.bundle.runtime import GraphRunner
 from qualms.bundle.scores import DIRICHLET_SCORES, as_uncertainty
 from qualms.decisions import verdicts as module
-from qualms.decisions.flag import Guarantee, p_values
+from qualms.decisions.flag import p_values
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint, flag_point, trust_point
 from qualms.decisions.verdicts import Decider, decide
 from qualms.errors import OperatingPointError

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from qualms.bundle.manifest import Evaluation, Golden, Manifest, Operating, Provenance, Realised, ScoreSpec
+from qualms.bundle.manifest import Evaluation, Golden, GuaranteeResult, Manifest, Operating, Provenance
 from qualms.bundle.scores import DIRICHLET_SCORES, SCORES, as_uncertainty
 from qualms.decisions.calibration import calibrate, reference, trust_grid
 from qualms.decisions.operating_point import flag_point, trust_point
@@ -15,11 +15,7 @@ from qualms.images.input_spec import InputSpec
 from qualms_training.reporting.evaluation import all_doubts, detection, evaluate
 
 CLASSES = 3
-SPECS = {
-    name: ScoreSpec(direction=score.direction, kind=score.kind)
-    for name, score in SCORES.items()
-    if name in DIRICHLET_SCORES
-}
+SPECS = {name: SCORES[name] for name in DIRICHLET_SCORES}
 
 Outputs = dict[str, NDArray[Any]]
 
@@ -217,8 +213,8 @@ def test_a_target_the_calibration_cannot_support_is_reported_as_such() -> None:
     outputs, labels = graph_outputs(500, seed=3)
     result = evaluate(manifest(200), "made", labels, outputs, {}, targets=[1e-4])
     assert result.realised == [
-        Realised(promise="false_alarm_rate", target=1e-4, realised=None, n=0),
-        Realised(promise="selective_risk", target=1e-4, realised=None, n=0),
+        GuaranteeResult(promise="false_alarm_rate", target=1e-4, realised=None, n=0),
+        GuaranteeResult(promise="selective_risk", target=1e-4, realised=None, n=0),
     ]
 
 

@@ -9,9 +9,9 @@ from PIL import Image
 from rich.console import Console
 
 from qualms.bundle.file import open_bundle
-from qualms.bundle.manifest import ErrorResult, Evaluation, OodResult, Realised
+from qualms.bundle.manifest import ErrorResult, Evaluation, GuaranteeResult, OodResult
 from qualms_training.console import Display
-from qualms_training.paper.figures import Figure, error_figure, ood_figure
+from qualms_training.paper.published import Figure, error_figure, ood_figure
 from qualms_training.reporting.plots import save_plots
 from qualms_training.reporting.report import (
     Cell,
@@ -41,8 +41,8 @@ def evaluation(shift: float = 0.0, *, same: bool = True, supported: bool = True)
         ood=ood,
         misclassification=[ErrorResult(score="entropy", auroc=90 + shift, aupr=40)],
         realised=[
-            Realised(promise="false_alarm_rate", target=0.05, realised=0.04 + shift / 100, n=200),
-            Realised(
+            GuaranteeResult(promise="false_alarm_rate", target=0.05, realised=0.04 + shift / 100, n=200),
+            GuaranteeResult(
                 promise="selective_risk", target=0.01, realised=0.002 if supported else None, n=150 if supported else 0
             ),
         ],

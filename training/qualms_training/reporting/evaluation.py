@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from qualms.bundle.manifest import ErrorResult, Evaluation, Manifest, OodResult, Realised
+from qualms.bundle.manifest import ErrorResult, Evaluation, GuaranteeResult, Manifest, OodResult
 from qualms.bundle.runtime import Outputs
 from qualms.bundle.scores import as_uncertainty
 from qualms.decisions.operating_point import flag_point, trust_point
@@ -95,7 +95,7 @@ def _misclassification(doubts: Doubts, wrong: NDArray[np.bool_]) -> list[ErrorRe
 
 def _realised(
     manifest: Manifest, outputs: Outputs, labels: NDArray[np.int64], targets: Sequence[float]
-) -> list[Realised]:
+) -> list[GuaranteeResult]:
     """What the promises of the default scores came to on the test set."""
     rows = []
     for target in targets:
@@ -104,21 +104,21 @@ def _realised(
     return rows
 
 
-def _realised_false_alarms(manifest: Manifest, outputs: Outputs, target: float) -> Realised:
+def _realised_false_alarms(manifest: Manifest, outputs: Outputs, target: float) -> GuaranteeResult:
     try:
         point = flag_point(manifest, target_fpr=target)
     except OperatingPointError:
-        return Realised(promise="false_alarm_rate", target=target, realised=None, n=0)
+        return GuaranteeResult(promise="false_alarm_rate", target=target, realised=None, n=0)
     flags = point.flags(outputs[point.score])
-    return Realised(promise="false_alarm_rate", target=target, realised=float(flags.mean()), n=len(flags))
+    return GuaranteeResult(promise="false_alarm_rate", target=target, realised=float(flags.mean()), n=len(flags))
 
 
-def _realised_risk(manifest: Manifest, outputs: Outputs, labels: NDArray[np.int64], target: float) -> Realised:
+def _realised_risk(manifest: Manifest, outputs: Outputs, labels: NDArray[np.int64], target: float) -> GuaranteeResult:
     try:
         point = trust_point(manifest, target)
     except OperatingPointError:
-        return Realised(promise="selective_risk", target=target, realised=None, n=0)
+        return GuaranteeResult(promise="selective_risk", target=target, realised=None, n=0)
     accepted = point.accepts(outputs[point.score])
     wrong = outputs["prediction"] != labels
     risk = float(wrong[accepted].mean()) if accepted.any() else 0.0
-    return Realised(promise="selective_risk", target=target, realised=risk, n=int(accepted.sum()))
+    return GuaranteeResult(promise="selective_risk", target=target, realised=risk, n=int(accepted.sum()))

@@ -4,7 +4,7 @@ from rich.markup import escape
 
 from qualms.bundle import golden
 from qualms.bundle.file import graph_digest, open_bundle, write_bundle
-from qualms.bundle.manifest import Golden, Manifest, ScoreSpec
+from qualms.bundle.manifest import Golden, Manifest
 from qualms.bundle.runtime import GraphRunner, Outputs, check_golden
 from qualms.bundle.scores import SCORES, as_uncertainty
 from qualms.decisions.calibration import calibrate, reference, trust_grid
@@ -42,9 +42,7 @@ def _mark(context: RunContext) -> str:
 
 def _manifest(context: RunContext, graph: bytes) -> Manifest:
     operating, parts, record = context.recipe.operating, context.data.parts, context.data.record
-    specs = {
-        name: ScoreSpec(direction=SCORES[name].direction, kind=SCORES[name].kind) for name in context.recipe.scores
-    }
+    specs = {name: SCORES[name] for name in context.recipe.scores}
     calibration = parts["calibration"]
     runner = GraphRunner(graph)
     with context.display.bar("calibrating", len(calibration.labels) + len(parts["fit"].labels)) as advance:
