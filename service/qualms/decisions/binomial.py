@@ -1,8 +1,8 @@
-"""Exact binomial tails and their inverses, because every guarantee rests on one and the service has no scipy.
+"""Exact binomial tails and their inverses, on which all guarantees are based. The service does not install scipy.
 
-A probability mass is computed from Stirling's remainder and the deviance (Loader 2000), never from the
-difference of large log-gammas, so that it keeps twelve digits for a million trials. A tail is that mass times
-the sum of the ratios of successive masses, taken on the side where they fall.
+Probability masses are computed from Stirling's remainder and the deviance (Loader 2000) instead of differences of large
+log-gammas, which is accurate to twelve digits for a million trials. A tail is the mass at its end times the sum of the
+ratios of successive masses, summed towards decreasing masses.
 """
 
 import math
@@ -11,11 +11,11 @@ import numpy as np
 
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 _SERIES_FROM = 16
-"""From here on four terms of Stirling's series leave 1e-14; below, lgamma is as good."""
+"""From this value on, four terms of Stirling's series have an error of 1e-14; below it, lgamma is as accurate."""
 
 
 def binomial_cdf(k: int, n: int, p: float) -> float:
-    """P(X ≤ k) for X ~ Bin(n, p), to about twelve digits even where it is tiny."""
+    """P(X ≤ k) for X ~ Bin(n, p), accurate to about twelve digits even if it is tiny."""
     if n < 0 or not 0.0 <= p <= 1.0:
         raise ValueError(f"binomial_cdf takes n ≥ 0 and 0 ≤ p ≤ 1, not n = {n} and p = {p}.")
     if k < 0:
@@ -31,7 +31,7 @@ def binomial_cdf(k: int, n: int, p: float) -> float:
 
 
 def upper_bound(errors: int, n: int, confidence: float = 0.95) -> float:
-    """Clopper–Pearson: with this confidence, the rate behind `errors` in `n` trials is at most this."""
+    """Clopper–Pearson upper confidence bound of the error rate, given `errors` in `n` trials."""
     if not 0 <= errors <= n:
         raise ValueError(f"upper_bound takes 0 ≤ errors ≤ n, not errors = {errors} and n = {n}.")
     if errors == n:
@@ -40,9 +40,9 @@ def upper_bound(errors: int, n: int, confidence: float = 0.95) -> float:
 
 
 def beta_upper_quantile(k: int, n: int, tail: float) -> float:
-    """The q with P(Beta(k, n + 1 − k) > q) = tail, found as P(Bin(n, q) ≤ k − 1) = tail by bisection.
+    """The q with P(Beta(k, n + 1 − k) > q) = tail, computed by bisection of P(Bin(n, q) ≤ k − 1) = tail.
 
-    The upper end of the last interval is returned, so rounding errs on the safe side.
+    The result is the upper end of the last interval, so rounding only makes the bound larger.
     """
     if not 1 <= k <= n or not 0.0 < tail < 1.0:
         raise ValueError(
@@ -58,9 +58,9 @@ def beta_upper_quantile(k: int, n: int, tail: float) -> float:
 
 
 def _lower_tail(k: int, n: int, p: float, q: float) -> float:
-    """P(X ≤ k) for k at or below the mode; q = 1 − p is passed in because 1 − (1 − p) would lose a small p.
+    """P(X ≤ k) for k at or below the mode; q = 1 − p is a parameter because 1 − (1 − p) would round a small p.
 
-    The log mass is concave with curvature at least 4/n, so √(20n) steps below k it has fallen by 40.
+    The log mass is concave with curvature at least 4/n, so √(20n) steps below k it is smaller by 40.
     """
     steps = min(k, math.isqrt(20 * n) + 1)
     j = np.arange(k, k - steps, -1, dtype=np.float64)
@@ -87,12 +87,12 @@ def _log_mass(k: int, n: int, p: float, q: float) -> float:
 
 
 def _log(p: float, complement: float) -> float:
-    """Log p, from whichever of p and 1 − p is known more precisely."""
+    """Log p, computed from the smaller and thus more precise one of p and 1 − p."""
     return math.log(p) if p <= complement else math.log1p(-complement)
 
 
 def _stirling_remainder(x: int) -> float:
-    """What Stirling's formula leaves out of log x!, for x ≥ 1."""
+    """Log x! minus Stirling's formula, for x ≥ 1."""
     if x < _SERIES_FROM:
         return math.lgamma(x + 1) - (x + 0.5) * math.log(x) + x - _HALF_LOG_TAU
     y = 1.0 / (x * x)
@@ -100,7 +100,7 @@ def _stirling_remainder(x: int) -> float:
 
 
 def _deviance(x: int, mean: float) -> float:
-    """x·log(x/mean) + mean − x, by a series where the two are close and the terms would cancel."""
+    """x·log(x/mean) + mean − x, by a series if x is close to the mean and the terms would cancel."""
     difference, total = x - mean, x + mean
     if abs(difference) >= 0.1 * total:
         return x * math.log(x / mean) - difference

@@ -1,4 +1,4 @@
-"""From the graph's outputs on held-out images to the numbers the decisions rest on."""
+"""Calibration data and reference distributions from the graph's outputs on held-out images."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,21 +13,21 @@ from qualms.errors import DataError
 
 REFERENCE_LEVELS = (0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
 TRUST_LEVELS = 100
-"""how fine the grid of candidate thresholds is; the fixed-sequence test makes a finer one free of charge"""
+"""Number of candidate trust thresholds; more of them do not weaken the fixed-sequence test."""
 
 Outputs = Mapping[str, NDArray[Any]]
 
 
-def trust_grid(fit_doubts: NDArray[np.floating[Any]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Levels and thresholds (J,) for the selective-risk test, from the fit split's doubts (M,).
+def trust_grid(fit_uncertainty: NDArray[np.floating[Any]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Levels and thresholds (J,) for the selective-risk test, from the uncertainty (M,) of the fit split.
 
-    They come from a split of their own so that the calibration split tests them and does not choose them.
+    The calibration split may only test the thresholds, so they are chosen on the fit split.
     """
     levels = np.arange(1, TRUST_LEVELS + 1, dtype=np.float32) / np.float32(TRUST_LEVELS)
-    finite = fit_doubts[np.isfinite(fit_doubts)]
+    finite = fit_uncertainty[np.isfinite(fit_uncertainty)]
     if not len(finite):
-        raise DataError("The fit split gives no finite trust scores, so no threshold can be placed.")
-    # `higher` returns observed values, so that ties in the score fall on one side of the threshold.
+        raise DataError("The fit split has no finite trust scores, so no threshold can be chosen.")
+    # The method `higher` returns observed values, so tied scores are on the same side of the threshold.
     return levels, np.quantile(finite, levels, method="higher").astype(np.float32)
 
 
@@ -42,13 +42,13 @@ def calibrate(
     data: str,
     data_sha256: str,
 ) -> Calibration:
-    """Sort each score and count errors at each trust threshold; `outputs` are the graph's on n images."""
+    """Sort each score and count errors at each trust threshold; `outputs` are those of the n calibration images."""
     for name in scores:
-        if bad := int((~np.isfinite(outputs[name])).sum()):
-            raise DataError(f"{bad} of {len(labels)} calibration images give no finite {name}.")
+        if non_finite := int((~np.isfinite(outputs[name])).sum()):
+            raise DataError(f"{non_finite} of {len(labels)} calibration images have no finite {name}.")
     levels, thresholds = grid
-    doubts = as_uncertainty(outputs[trust_score], scores[trust_score].direction)
-    accepted, errors = tally(doubts, outputs["prediction"] != labels, thresholds)
+    uncertainty = as_uncertainty(outputs[trust_score], scores[trust_score].direction)
+    accepted, errors = tally(uncertainty, outputs["prediction"] != labels, thresholds)
     return Calibration(
         n=len(labels),
         split=split,
@@ -65,7 +65,7 @@ def calibrate(
 
 
 def reference(outputs: Outputs, scores: Mapping[str, ScoreSpec], classes: int) -> Reference:
-    """Quantiles of each score and shares of each predicted class on in-distribution images."""
+    """Quantiles of each score and the fraction of each predicted class on in-distribution images."""
     shares = np.bincount(outputs["prediction"], minlength=classes) / len(outputs["prediction"])
     return Reference(
         levels=list(REFERENCE_LEVELS),

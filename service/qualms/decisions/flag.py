@@ -1,14 +1,14 @@
-"""When to flag an image as unlike the training data, with a false-alarm rate that can be promised.
+"""OOD flags with a guaranteed false-alarm rate.
 
-Everything here follows from the ranks of calibration scores that nothing else has touched. If a new
-in-distribution image is exchangeable with them, p = (1 + #{sᵢ ≥ s})/(n + 1) satisfies P(p ≤ ε) ≤ ε whatever
-the score (Bates et al. 2023). Flagging iff p ≤ k/(n + 1) has, given the calibration set, a false-alarm rate
-distributed as Beta(k, n + 1 − k) for a continuous score, and lower with ties. Two rules choose k:
+The method uses only the rank of a score among calibration scores that were not used for training. If a new
+in-distribution image is exchangeable with the calibration images, p = (1 + #{sᵢ ≥ s})/(n + 1) satisfies P(p ≤ ε) ≤ ε
+for any score (Bates et al. 2023). An image is flagged iff p ≤ k/(n + 1). Given the calibration set, the false-alarm
+rate is then distributed as Beta(k, n + 1 − k) for a continuous score, and is lower with ties. Two rules choose k:
 
-- marginal: k = ⌊ε(n + 1)⌋, so the rate is at most ε on average over calibration sets;
-- confident: the largest k with P(Beta(k, n + 1 − k) > ε) ≤ 0.05, so it is at most ε for 95 % of them.
+- marginal: k = ⌊ε(n + 1)⌋, so that the rate is at most ε on average over calibration sets;
+- confident: the largest k with P(Beta(k, n + 1 − k) > ε) ≤ 0.05, so that the rate is at most ε for 95 % of them.
 
-Neither promises that anything is detected, nor holds once the in-distribution images themselves drift.
+Neither rule guarantees a detection rate, and neither holds after the in-distribution images have drifted.
 """
 
 import math
@@ -25,17 +25,17 @@ from qualms.bundle.scores import Direction, as_uncertainty
 from qualms.decisions.binomial import beta_upper_quantile, binomial_cdf
 from qualms.errors import OperatingPointError
 
-_MISS = 0.05
-"""Share of calibration sets for which a confident rate may exceed its target."""
+_MISS_PROBABILITY = 0.05
+"""Fraction of calibration sets for which a confident rate may exceed its target."""
 _RATE_BOUND_TAIL = 0.001
-"""Share of calibration sets whose false-alarm rate may exceed `rate_bound`."""
+"""Fraction of calibration sets whose false-alarm rate may exceed `rate_bound`."""
 _ROUNDING = 1 + 1e-12
-"""Targets are read to twelve digits: 0.29 of 100 is 29, though 0.29 * 100 is a little less."""
+"""Compensates rounding of the target: 0.29 of 100 images are 29, but 0.29 * 100 < 29 in floating point."""
 
 
 @dataclass(frozen=True)
 class FlagPoint:
-    """Where a score flags, and what is promised for it."""
+    """Flag threshold of a score and its guarantee."""
 
     score: str
     direction: Direction
@@ -45,31 +45,31 @@ class FlagPoint:
     """Flag iff p ≤ k/(n + 1)."""
     n: int
     threshold: float
-    """The k-th most doubtful calibration score, in its own units; strictly more doubtful ones are flagged."""
+    """Raw value of the k-th most uncertain calibration score; images with strictly more uncertainty are flagged."""
     rate_bound: float
-    """99.9 % upper quantile of the false-alarm rate given the calibration set, for alerts to test against."""
+    """99.9 % quantile of the false-alarm rate given the calibration set, the limit for alerts."""
 
     def flags(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Which scores (N,), in their own units, are flagged: exactly those with p ≤ k/(n + 1)."""
+        """Flags (N,) of raw scores (N,): true for exactly those with p ≤ k/(n + 1)."""
         return as_uncertainty(values, self.direction) > as_uncertainty(self.threshold, self.direction)
 
-    def flags_ranks(self, ranks: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-        """The same for scores whose places among the calibration scores are known."""
+    def flags_from_ranks(self, ranks: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+        """Flags (N,) of scores with `ranks` (N,) of the calibration scores strictly below them."""
         return ranks > self.n - self.k
 
 
 def p_values(
-    doubts: npt.NDArray[np.floating[Any]], calibration: npt.NDArray[np.floating[Any]]
+    uncertainty: npt.NDArray[np.floating[Any]], calibration: npt.NDArray[np.floating[Any]]
 ) -> npt.NDArray[np.float64]:
-    """Share of calibration at least as doubtful, the image itself counted in.
+    """Fraction of the calibration images and the image itself that are at least as uncertain: (N,) in (0, 1].
 
-    doubts (N,) and calibration (n,), sorted ascending, both as `scores.doubt` makes them → (N,) in (0, 1].
+    uncertainty (N,) and calibration (n,), sorted ascending, are values of `scores.as_uncertainty`.
     """
-    return p_values_ranks(calibration.searchsorted(doubts), len(calibration))
+    return p_values_from_ranks(calibration.searchsorted(uncertainty), len(calibration))
 
 
-def p_values_ranks(ranks: npt.NDArray[np.intp], n: int) -> npt.NDArray[np.float64]:
-    """The same for scores with `ranks` (N,) of the n calibration scores strictly below them."""
+def p_values_from_ranks(ranks: npt.NDArray[np.intp], n: int) -> npt.NDArray[np.float64]:
+    """p-values (N,) of scores with `ranks` (N,) of the n calibration scores strictly below them."""
     return (n + 1 - ranks) / (n + 1)
 
 
@@ -81,23 +81,23 @@ def choose_flag_point(
     target_fpr: float,
     guarantee: Guarantee = "confident",
 ) -> FlagPoint:
-    """Choose the threshold for a target false-alarm rate, or refuse.
+    """Choose the threshold for a target false-alarm rate; OperatingPointError if the calibration set is too small.
 
-    calibration (n,): doubts of the calibration images, sorted ascending.
+    calibration (n,): uncertainty of the calibration images, sorted ascending.
     """
     n = len(calibration)
     k = rank(n, target_fpr, guarantee)
     threshold = float(as_uncertainty(calibration[n - k], direction))
     if not math.isfinite(threshold):
         raise OperatingPointError(
-            f"A {guarantee} false-alarm rate of {target_fpr} would put the threshold of {score!r} at "
-            f"{threshold}, because the score is finite on too few of the {n:,} calibration images."
+            f"A {guarantee} false-alarm rate of {target_fpr} would set the threshold of {score!r} to {threshold}, "
+            f"because too few of the {n:,} calibration images have a finite score."
         )
     return FlagPoint(score, direction, target_fpr, guarantee, k, n, threshold, _rate_bound(k, n))
 
 
 def rank(n: int, target_fpr: float, guarantee: Guarantee) -> int:
-    """The k of a guarantee for n calibration images: at least 1, or a refusal."""
+    """The rank k ≥ 1 of a guarantee for n calibration images; OperatingPointError if n is too small."""
     if guarantee not in get_args(Guarantee):
         raise OperatingPointError(
             f"The guarantee {guarantee!r} is unknown; accepted are {' and '.join(get_args(Guarantee))}."
@@ -108,7 +108,7 @@ def rank(n: int, target_fpr: float, guarantee: Guarantee) -> int:
     if k == 0:
         raise OperatingPointError(
             f"A {guarantee} false-alarm rate of {target_fpr} needs at least "
-            f"{_smallest_n(target_fpr, guarantee):,.15g} calibration images, and there are {n:,}."
+            f"{_smallest_n(target_fpr, guarantee):,.15g} calibration images; there are {n:,}."
         )
     return k
 
@@ -116,7 +116,7 @@ def rank(n: int, target_fpr: float, guarantee: Guarantee) -> int:
 @lru_cache(maxsize=1024)
 def _confident_rank(n: int, target_fpr: float) -> int:
     """Largest k with P(Bin(n, ε) ≤ k − 1) ≤ 0.05, which is P(Beta(k, n + 1 − k) > ε) ≤ 0.05."""
-    return bisect_right(range(n), _MISS, key=lambda j: binomial_cdf(j, n, target_fpr))
+    return bisect_right(range(n), _MISS_PROBABILITY, key=lambda j: binomial_cdf(j, n, target_fpr))
 
 
 def _marginal_rank(n: int, target_fpr: float) -> int:
@@ -125,9 +125,9 @@ def _marginal_rank(n: int, target_fpr: float) -> int:
 
 
 def _smallest_n(target_fpr: float, guarantee: Guarantee) -> float:
-    """Calibration images from which k is at least 1; a float, since for the tiniest targets it overflows."""
+    """Smallest n with k ≥ 1, as a float because it overflows for very small targets."""
     if guarantee == "confident":
-        return float(np.ceil(math.log(_MISS) / math.log1p(-target_fpr)))
+        return float(np.ceil(math.log(_MISS_PROBABILITY) / math.log1p(-target_fpr)))
     return float(np.ceil(1 / (target_fpr * _ROUNDING) - 1))
 
 

@@ -1,8 +1,9 @@
-"""Operating points of a manifest: its defaults, or what a request asks for instead."""
+"""Operating points: the thresholds of a manifest's defaults or of a request's parameters."""
 
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from qualms.bundle.manifest import Guarantee, Manifest
 from qualms.bundle.scores import as_uncertainty
@@ -13,7 +14,7 @@ from qualms.errors import OperatingPointError
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """What a request may select; None stands for the manifest's default."""
+    """The parameters a request may set; None means the manifest's default."""
 
     score: str | None = None
     target_fpr: float | None = None
@@ -24,31 +25,26 @@ class OperatingPoint:
 DEFAULT_OPERATING_POINT = OperatingPoint()
 
 
-def flag_point(
-    manifest: Manifest,
-    score: str | None = None,
-    target_fpr: float | None = None,
-    guarantee: Guarantee | None = None,
-) -> FlagPoint:
-    """Where the flag goes up, for the manifest's own choice of whatever is not given."""
-    name = manifest.operating.score if score is None else score
-    if name not in manifest.scores:
+def flag_point(manifest: Manifest, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> FlagPoint:
+    """The flag threshold of an operating point; OperatingPointError if the calibration set cannot support it."""
+    defaults = manifest.operating
+    score = defaults.score if point.score is None else point.score
+    if score not in manifest.scores:
         raise OperatingPointError(
-            f"The score {name!r} is not one of this model's; accepted are {', '.join(manifest.scores)}."
+            f"The score {score!r} is not one of this model's; accepted are {', '.join(manifest.scores)}."
         )
-    direction = manifest.scores[name].direction
     return choose_flag_point(
-        np.sort(as_uncertainty(manifest.calibration.scores[name], direction)),
-        score=name,
-        direction=direction,
-        target_fpr=manifest.operating.target_fpr if target_fpr is None else target_fpr,
-        guarantee=manifest.operating.guarantee if guarantee is None else guarantee,
+        calibration_uncertainty(manifest, score),
+        score=score,
+        direction=manifest.scores[score].direction,
+        target_fpr=defaults.target_fpr if point.target_fpr is None else point.target_fpr,
+        guarantee=defaults.guarantee if point.guarantee is None else point.guarantee,
     )
 
 
-def trust_point(manifest: Manifest, target_risk: float | None = None) -> TrustPoint:
-    """Below which doubt a prediction is trusted, for the manifest's own target risk if none is given."""
-    trust, name = manifest.calibration.trust, manifest.operating.trust_score
+def trust_point(manifest: Manifest, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> TrustPoint:
+    """The trust threshold of an operating point; OperatingPointError if the calibration set cannot support it."""
+    trust, score = manifest.calibration.trust, manifest.operating.trust_score
     evidence = RiskEvidence(
         levels=trust.levels.astype(np.float64),
         thresholds=trust.thresholds.astype(np.float64),
@@ -58,7 +54,12 @@ def trust_point(manifest: Manifest, target_risk: float | None = None) -> TrustPo
     )
     return choose_trust_point(
         evidence,
-        score=name,
-        direction=manifest.scores[name].direction,
-        target_risk=manifest.operating.target_risk if target_risk is None else target_risk,
+        score=score,
+        direction=manifest.scores[score].direction,
+        target_risk=manifest.operating.target_risk if point.target_risk is None else point.target_risk,
     )
+
+
+def calibration_uncertainty(manifest: Manifest, score: str) -> npt.NDArray[np.float64]:
+    """(n,) uncertainty of the calibration images, ascending."""
+    return np.sort(as_uncertainty(manifest.calibration.scores[score], manifest.scores[score].direction))

@@ -1,4 +1,4 @@
-"""From a batch of scores to verdicts: flags, p-values and trust, once for a whole batch."""
+"""Verdicts: flags, p-values and trust for a batch of images."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,33 +9,40 @@ from numpy.typing import NDArray
 
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.scores import Direction, as_uncertainty
-from qualms.decisions.flag import FlagPoint, p_values_ranks
-from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint, flag_point, trust_point
+from qualms.decisions.flag import FlagPoint, p_values_from_ranks
+from qualms.decisions.operating_point import (
+    DEFAULT_OPERATING_POINT,
+    OperatingPoint,
+    calibration_uncertainty,
+    flag_point,
+    trust_point,
+)
 from qualms.decisions.trust import TrustPoint
 from qualms.errors import OperatingPointError
 
-_REMEMBERED = 256
-"""how many operating points that requests asked for are kept"""
+_CACHED_RULES = 256
+"""Maximal number of cached rules, since clients can request any number of operating points."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One operating point, ready to be applied."""
+    """The thresholds of one operating point."""
 
     flag: FlagPoint
     calibration: NDArray[np.float64]
-    """(n,) doubts of the calibration images, ascending"""
+    """(n,) uncertainty of the calibration images, ascending"""
     trust: TrustPoint | None
+    """None if the calibration set cannot support the default target risk"""
     trust_score: str
     trust_direction: Direction
     target_risk: float
     refusal: str | None
-    """why there is no trust threshold, where there is none"""
+    """reason why `trust` is None"""
 
 
 @dataclass(slots=True)
 class Verdicts:
-    """What a rule says about N images; every array is (N,)."""
+    """The decisions of a rule on N images; every array is (N,)."""
 
     flags: NDArray[np.bool_]
     p_values: NDArray[np.float64]
@@ -45,46 +52,43 @@ class Verdicts:
 
 
 class Decider:
-    """The rules of one model, worked out when they are first asked for."""
+    """Computes and caches the rules of one model."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.rule = lru_cache(maxsize=_REMEMBERED)(self._rule)
-        self._sorted = {
-            name: np.sort(as_uncertainty(values, manifest.scores[name].direction))
-            for name, values in manifest.calibration.scores.items()
-        }
+        self.rule = lru_cache(maxsize=_CACHED_RULES)(self._rule)
+        self._calibration = {score: calibration_uncertainty(manifest, score) for score in manifest.scores}
 
-    def _rule(self, asked: OperatingPoint = DEFAULT_OPERATING_POINT) -> Rule:
-        """The rule for what a request asked; OperatingPointError where the calibration cannot support the flag.
+    def _rule(self, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> Rule:
+        """The rule of an operating point; OperatingPointError if the calibration set cannot support a requested rate.
 
-        A risk that was asked for in so many words is refused likewise; the default one is refused in the reply.
+        If the default target risk is not supported, the rule has no trust threshold and gives the reason in `refusal`.
         """
-        point = flag_point(self.manifest, asked.score, asked.target_fpr, asked.guarantee)
-        operating = self.manifest.operating
+        flag = flag_point(self.manifest, point)
+        defaults = self.manifest.operating
         trust, refusal = None, None
         try:
-            trust = trust_point(self.manifest, asked.target_risk)
+            trust = trust_point(self.manifest, point)
         except OperatingPointError as error:
-            if asked.target_risk is not None:
+            if point.target_risk is not None:
                 raise
             refusal = str(error)
         return Rule(
-            flag=point,
-            calibration=self._sorted[point.score],
+            flag=flag,
+            calibration=self._calibration[flag.score],
             trust=trust,
-            trust_score=operating.trust_score,
-            trust_direction=self.manifest.scores[operating.trust_score].direction,
-            target_risk=operating.target_risk if asked.target_risk is None else asked.target_risk,
+            trust_score=defaults.trust_score,
+            trust_direction=self.manifest.scores[defaults.trust_score].direction,
+            target_risk=defaults.target_risk if point.target_risk is None else point.target_risk,
             refusal=refusal,
         )
 
-    def blamed(self, asked: OperatingPoint) -> str:
-        """Which parameter of what was asked is refused."""
-        if asked.score is not None and asked.score not in self.manifest.scores:
+    def refused_parameter(self, point: OperatingPoint) -> str:
+        """Name of the query parameter for which `rule(point)` raises OperatingPointError."""
+        if point.score is not None and point.score not in self.manifest.scores:
             return "score"
         try:
-            flag_point(self.manifest, asked.score, asked.target_fpr, asked.guarantee)
+            flag_point(self.manifest, point)
         except OperatingPointError:
             return "target_fpr"
         return "target_risk"
@@ -93,12 +97,12 @@ class Decider:
 def decide(rule: Rule, outputs: dict[str, NDArray[Any]]) -> Verdicts:
     """Apply a rule to the graph's outputs."""
     values = outputs[rule.flag.score]
-    trusted = outputs[rule.trust_score]
+    trust_values = outputs[rule.trust_score]
     ranks = rule.calibration.searchsorted(as_uncertainty(values, rule.flag.direction))
     return Verdicts(
-        flags=rule.flag.flags_ranks(ranks),
-        p_values=p_values_ranks(ranks, rule.flag.n),
+        flags=rule.flag.flags_from_ranks(ranks),
+        p_values=p_values_from_ranks(ranks, rule.flag.n),
         values=values,
-        accepts=None if rule.trust is None else rule.trust.accepts(trusted),
-        trust_values=trusted,
+        accepts=None if rule.trust is None else rule.trust.accepts(trust_values),
+        trust_values=trust_values,
     )

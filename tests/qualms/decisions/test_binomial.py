@@ -11,13 +11,13 @@ from qualms.decisions.binomial import beta_upper_quantile, binomial_cdf, upper_b
 
 
 def exact_cdf(k: int, n: int, p: float) -> Fraction:
-    """P(X ≤ k) in rational arithmetic, without any rounding."""
+    """P(X ≤ k) in exact rational arithmetic."""
     exact = Fraction(p)
     return sum((comb(n, j) * exact**j * (1 - exact) ** (n - j) for j in range(k + 1)), start=Fraction(0))
 
 
 def precise_lower_tail(k: int, n: int, p: float) -> mpmath.mpf:
-    """P(X ≤ k) for k below the mean, to thirty digits."""
+    """P(X ≤ k) for k below the mean, with thirty digits."""
     with mpmath.workdps(40):
         odds = (1 - mpmath.mpf(p)) / mpmath.mpf(p)
         term = total = mpmath.binomial(n, k) * mpmath.mpf(p) ** k * (1 - mpmath.mpf(p)) ** (n - k)
@@ -39,9 +39,9 @@ def test_the_cdf_equals_rational_arithmetic(n: int, data: st.DataObject) -> None
 @pytest.mark.parametrize("n", [10, 17, 300, 10_000, 1_000_000])
 @pytest.mark.parametrize("p", [1e-5, 0.01, 0.05, 0.5, 0.9])
 @pytest.mark.parametrize("deviations", [-6, -3, -1.6, 0, 1.6, 3, 6])
-def test_the_cdf_equals_scipys(n: int, p: float, deviations: float) -> None:
+def test_the_cdf_equals_scipy(n: int, p: float, deviations: float) -> None:
     k = min(n, max(0, round(n * p + deviations * (n * p * (1 - p)) ** 0.5)))
-    # scipy itself is off by 5e-11 at n = 1,000,000 and p = 1e-5; the exact oracles around here are stricter.
+    # scipy has an error of 5e-11 at n = 1,000,000 and p = 1e-5; the tests with exact oracles are stricter.
     assert binomial_cdf(k, n, p) == pytest.approx(float(stats.binom.cdf(k, n, p)), rel=1e-10, abs=0)
 
 
@@ -59,12 +59,12 @@ def test_the_cdf_equals_scipys(n: int, p: float, deviations: float) -> None:
         (1, 500, 0.5),
     ],
 )
-def test_a_tail_keeps_its_digits_however_small(k: int, n: int, p: float) -> None:
+def test_tiny_tails_are_accurate_to_twelve_digits(k: int, n: int, p: float) -> None:
     expected = precise_lower_tail(k, n, p)
     assert binomial_cdf(k, n, p) == pytest.approx(float(expected), rel=1e-12, abs=0)
 
 
-def test_a_tail_too_small_for_a_float_is_zero() -> None:
+def test_a_tail_below_the_float_range_is_zero() -> None:
     assert binomial_cdf(1_000, 1_000_000, 0.5) == 0.0
 
 
@@ -81,47 +81,47 @@ def test_a_tail_too_small_for_a_float_is_zero() -> None:
         (0, 10, 5e-324, 1.0),
     ],
 )
-def test_the_edges_of_the_cdf(k: int, n: int, p: float, expected: float) -> None:
+def test_edge_cases_of_the_cdf(k: int, n: int, p: float, expected: float) -> None:
     assert binomial_cdf(k, n, p) == expected
 
 
 @pytest.mark.parametrize(("n", "p"), [(-1, 0.5), (10, -0.1), (10, 1.1), (10, float("nan"))])
-def test_the_cdf_takes_no_nonsense(n: int, p: float) -> None:
+def test_the_cdf_refuses_invalid_arguments(n: int, p: float) -> None:
     with pytest.raises(ValueError, match="n ≥ 0 and 0 ≤ p ≤ 1"):
         binomial_cdf(0, n, p)
 
 
 @pytest.mark.parametrize(("errors", "n"), [(0, 1), (0, 59), (0, 299), (3, 10), (9, 10), (12, 4_000), (700, 100_000)])
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.999])
-def test_the_upper_bound_is_clopper_pearsons(errors: int, n: int, confidence: float) -> None:
+def test_the_upper_bound_equals_scipys_clopper_pearson_bound(errors: int, n: int, confidence: float) -> None:
     interval = stats.binomtest(errors, n, alternative="less").proportion_ci(confidence)
     assert upper_bound(errors, n, confidence) == pytest.approx(float(interval.high), rel=1e-10)
 
 
-def test_the_upper_bound_is_on_the_safe_side_of_its_own_test() -> None:
+def test_rounding_never_makes_the_upper_bound_too_small() -> None:
     for errors, n in [(0, 100), (7, 333), (41, 2_000)]:
         assert binomial_cdf(errors, n, upper_bound(errors, n)) <= 1 - 0.95
 
 
 @pytest.mark.parametrize("n", [0, 1, 50])
-def test_nothing_but_errors_bounds_nothing(n: int) -> None:
+def test_the_upper_bound_is_one_if_all_trials_are_errors(n: int) -> None:
     assert upper_bound(n, n) == 1.0
 
 
 @pytest.mark.parametrize(("errors", "n"), [(-1, 5), (6, 5)])
-def test_the_upper_bound_takes_no_impossible_count(errors: int, n: int) -> None:
+def test_the_upper_bound_refuses_invalid_counts(errors: int, n: int) -> None:
     with pytest.raises(ValueError, match="0 ≤ errors ≤ n"):
         upper_bound(errors, n)
 
 
 @pytest.mark.parametrize(("k", "n"), [(1, 1), (1, 299), (84, 2_000), (100, 2_000), (2_000, 2_000)])
 @pytest.mark.parametrize("tail", [0.001, 0.05, 0.5])
-def test_the_beta_quantile_equals_scipys(k: int, n: int, tail: float) -> None:
+def test_the_beta_quantile_equals_scipy(k: int, n: int, tail: float) -> None:
     expected = float(stats.beta.isf(tail, k, n + 1 - k))
     assert beta_upper_quantile(k, n, tail) == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize(("k", "n", "tail"), [(0, 5, 0.1), (6, 5, 0.1), (1, 5, 0.0), (1, 5, 1.0)])
-def test_the_beta_quantile_takes_no_nonsense(k: int, n: int, tail: float) -> None:
+def test_the_beta_quantile_refuses_invalid_arguments(k: int, n: int, tail: float) -> None:
     with pytest.raises(ValueError, match="1 ≤ k ≤ n and 0 < tail < 1"):
         beta_upper_quantile(k, n, tail)

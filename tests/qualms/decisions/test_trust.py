@@ -19,7 +19,7 @@ HUNDREDTHS: Floats = np.arange(1, 101) / 100
 def evidence(
     accepted: list[int], errors: list[int], n: int, levels: Floats = TENTHS, thresholds: Floats | None = None
 ) -> RiskEvidence:
-    """Evidence from counts; the thresholds are the levels if not given."""
+    """Evidence from counts; the thresholds default to the levels."""
     return RiskEvidence(
         levels,
         levels if thresholds is None else thresholds,
@@ -36,64 +36,64 @@ def draw(
     levels: Floats,
     thresholds: Floats | None = None,
 ) -> RiskEvidence:
-    """Evidence from n images with uniform doubt u, wrong with probability error(u)."""
+    """Evidence from n images with uniform uncertainty u, wrong with probability error(u)."""
     thresholds = levels if thresholds is None else thresholds
-    doubts = rng.random(n)
-    accepted, errors = tally(doubts, rng.random(n) < error(doubts), thresholds)
+    uncertainty = rng.random(n)
+    accepted, errors = tally(uncertainty, rng.random(n) < error(uncertainty), thresholds)
     return RiskEvidence(levels, thresholds, accepted, errors, n)
 
 
 # Counting
 
 
-def test_tally_accepts_up_to_and_including_the_threshold() -> None:
-    doubts = np.array([0.3, 0.1, 0.2, 0.2, 0.9])
+def test_tally_accepts_images_at_the_threshold() -> None:
+    uncertainty = np.array([0.3, 0.1, 0.2, 0.2, 0.9])
     wrong = np.array([True, False, True, False, True])
-    accepted, errors = tally(doubts, wrong, np.array([0.05, 0.1, 0.2, 0.5, 1.0]))
+    accepted, errors = tally(uncertainty, wrong, np.array([0.05, 0.1, 0.2, 0.5, 1.0]))
     assert accepted.tolist() == [0, 1, 3, 4, 5]
     assert errors.tolist() == [0, 0, 1, 2, 3]
 
 
-def test_tally_never_accepts_what_is_not_a_finite_number() -> None:
-    doubts = np.array([math.nan, -math.inf, math.inf, 0.5])
-    accepted, errors = tally(doubts, np.array([True, True, True, False]), np.array([0.4, 0.6]))
+def test_tally_does_not_accept_non_finite_values() -> None:
+    uncertainty = np.array([math.nan, -math.inf, math.inf, 0.5])
+    accepted, errors = tally(uncertainty, np.array([True, True, True, False]), np.array([0.4, 0.6]))
     assert accepted.tolist() == [0, 1]
     assert errors.tolist() == [0, 0]
 
 
-def test_tally_follows_its_definition() -> None:
+def test_tally_equals_its_definition() -> None:
     rng = np.random.default_rng(0)
-    doubts, wrong = rng.integers(0, 6, 200).astype(float), rng.random(200) < 0.3
+    uncertainty, wrong = rng.integers(0, 6, 200).astype(float), rng.random(200) < 0.3
     thresholds = np.array([0.0, 0.5, 2.0, 2.0, 9.0])
-    accepted, errors = tally(doubts, wrong, thresholds)
-    assert accepted.tolist() == [int((doubts <= t).sum()) for t in thresholds]
-    assert errors.tolist() == [int(wrong[doubts <= t].sum()) for t in thresholds]
+    accepted, errors = tally(uncertainty, wrong, thresholds)
+    assert accepted.tolist() == [int((uncertainty <= t).sum()) for t in thresholds]
+    assert errors.tolist() == [int(wrong[uncertainty <= t].sum()) for t in thresholds]
 
 
-# The walk
+# The test sequence
 
 
 def test_the_last_threshold_before_the_first_failure_is_returned() -> None:
-    found = risk_threshold(
+    threshold = risk_threshold(
         evidence([100, 200, 300, 400, 500, 600, 700, 800, 900, 1000], [0, 0, 1, 4, 9, 40, 60, 80, 90, 99], 1000),
         target_risk=0.05,
     )
-    assert found == 0.5
+    assert threshold == 0.5
 
 
-def test_a_pass_beyond_the_first_failure_does_not_count() -> None:
+def test_passes_after_the_first_failure_are_ignored() -> None:
     accepted = [100, 200, 300, 400, 500, 600, 700, 800, 900, 1000]
     failing_at_the_fifth = evidence(accepted, [0, 0, 0, 0, 26, 26, 26, 26, 26, 26], 1000)
     assert binomial_cdf(26, 1000, 0.05) < 0.001
     assert risk_threshold(failing_at_the_fifth, target_risk=0.05) == 0.4
 
 
-def test_all_is_accepted_where_all_passes() -> None:
+def test_the_last_threshold_is_returned_if_all_pass() -> None:
     accepted = [100, 200, 300, 400, 500, 600, 700, 800, 900, 1000]
     assert risk_threshold(evidence(accepted, [0] * 10, 1000), target_risk=0.01) == 1.0
 
 
-def test_passing_means_that_the_clopper_pearson_bound_is_within_the_target() -> None:
+def test_a_threshold_passes_iff_its_clopper_pearson_bound_is_within_the_target() -> None:
     for errors in range(12):
         bound = upper_bound(errors, 400)
         one_level = evidence([400], [errors], 400, levels=np.array([1.0]))
@@ -102,50 +102,50 @@ def test_passing_means_that_the_clopper_pearson_bound_is_within_the_target() -> 
             risk_threshold(one_level, bound * 0.9999)
 
 
-def test_the_start_does_not_look_at_the_calibration_images() -> None:
-    """Levels too strict to pass are skipped by their nominal size, though here they would fail, or pass."""
+def test_the_first_tested_level_does_not_depend_on_the_counts() -> None:
+    """Stricter levels are skipped because of their expected size, whether they would fail or pass."""
     accepted = [100, 200, 300, 400, 500, 600, 700, 800, 900, 1000]
-    hopeless_below = evidence(accepted, [90, 2, 2, 2, 99, 99, 99, 99, 99, 99], 1000)
-    assert risk_threshold(hopeless_below, target_risk=0.05) == 0.4
-    fine_below = evidence(accepted, [0, 30, 30, 30, 99, 99, 99, 99, 99, 99], 1000)
+    failing_below = evidence(accepted, [90, 2, 2, 2, 99, 99, 99, 99, 99, 99], 1000)
+    assert risk_threshold(failing_below, target_risk=0.05) == 0.4
+    passing_below = evidence(accepted, [0, 30, 30, 30, 99, 99, 99, 99, 99, 99], 1000)
     with pytest.raises(OperatingPointError):
-        risk_threshold(fine_below, target_risk=0.05)
+        risk_threshold(passing_below, target_risk=0.05)
 
 
 # Refusals
 
 
-def test_a_set_too_small_for_the_target_is_refused_with_what_it_could_support() -> None:
+def test_a_small_calibration_set_is_refused_with_the_risk_it_can_support() -> None:
     with pytest.raises(OperatingPointError) as refusal:
         risk_threshold(evidence([20] * 10, [0] * 10, 200), target_risk=0.01)
     assert str(refusal.value) == (
-        "A target risk of 0.01 needs at least 299 accepted calibration images without an error, and of 200 "
-        "the laxest threshold accepts about 200, which support 0.015 at best."
+        "A target risk of 0.01 needs at least 299 accepted calibration images without an error; "
+        "the loosest threshold accepts about 200 of 200, which support 0.015 at best."
     )
 
 
-def test_too_many_errors_are_refused_with_the_bound_they_allow() -> None:
+def test_too_many_errors_are_refused_with_the_risk_bound() -> None:
     counts = evidence([100, 200, 300, 400, 500, 600, 700, 800, 900, 1000], [12] * 10, 1000)
     with pytest.raises(OperatingPointError) as refusal:
         risk_threshold(counts, target_risk=0.05)
     assert str(refusal.value) == (
         "A target risk of 0.05 is not supported by the 1,000 calibration images: 12 of the 200 least "
-        "doubtful are misclassified, which bounds the risk with 95% confidence by 0.095 only."
+        "uncertain ones are misclassified, so the risk is at most 0.095 with 95% confidence."
     )
 
 
-def test_accepting_nothing_is_refused() -> None:
-    with pytest.raises(OperatingPointError, match="0 of the 0 least doubtful"):
+def test_a_threshold_that_accepts_no_image_is_refused() -> None:
+    with pytest.raises(OperatingPointError, match="0 of the 0 least uncertain"):
         risk_threshold(evidence([0] * 10, [0] * 10, 1000), target_risk=0.05)
 
 
 @pytest.mark.parametrize("target_risk", [5e-324, 1e-12])
-def test_an_absurdly_small_target_is_refused_like_any_other(target_risk: float) -> None:
+def test_an_extremely_small_target_is_refused(target_risk: float) -> None:
     with pytest.raises(OperatingPointError, match="needs at least"):
         risk_threshold(evidence([1000] * 10, [0] * 10, 1000), target_risk)
 
 
-def test_no_calibration_image_at_all_is_refused() -> None:
+def test_an_empty_calibration_set_is_refused() -> None:
     with pytest.raises(OperatingPointError, match="support 1 at best"):
         risk_threshold(evidence([0] * 10, [0] * 10, 0), target_risk=0.05)
 
@@ -159,36 +159,36 @@ def test_a_target_outside_the_open_unit_interval_is_refused(target_risk: float) 
 # Trust points
 
 
-def test_a_trust_point_speaks_the_scores_own_units() -> None:
+def test_the_threshold_of_a_trust_point_is_a_raw_value_of_the_score() -> None:
     counts = evidence(
         [100, 200, 300, 400, 500, 600, 700, 800, 900, 1000],
         [0, 0, 1, 4, 9, 40, 60, 80, 90, 99],
         1000,
         thresholds=-TENTHS[::-1],
     )
-    made = choose_trust_point(counts, score="max_probability", direction="lower", target_risk=0.05)
-    assert made == TrustPoint("max_probability", "lower", 0.05, threshold=0.6, accepted=0.5)
-    assert made.accepts([0.7, 0.6, 0.59]).tolist() == [True, True, False]
+    trust = choose_trust_point(counts, score="max_probability", direction="lower", target_risk=0.05)
+    assert trust == TrustPoint("max_probability", "lower", 0.05, threshold=0.6, accepted=0.5)
+    assert trust.accepts([0.7, 0.6, 0.59]).tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize("direction", ["higher", "lower"])
-def test_a_value_that_is_not_a_finite_number_is_never_trusted(direction: Direction) -> None:
-    made = TrustPoint("score", direction, 0.05, threshold=0.0, accepted=0.5)
-    assert not made.accepts([math.nan, math.inf, -math.inf]).any()
+def test_non_finite_values_are_not_trusted(direction: Direction) -> None:
+    trust = TrustPoint("score", direction, 0.05, threshold=0.0, accepted=0.5)
+    assert not trust.accepts([math.nan, math.inf, -math.inf]).any()
 
 
-def test_equal_thresholds_count_the_same_images() -> None:
+def test_equal_thresholds_accept_the_same_images() -> None:
     thresholds = np.array([0.1, 0.2, 0.3, 0.3, 0.3, 0.6, 0.7, 0.8, 0.9, 1.0])
     counts = evidence([100, 200, 500, 500, 500, 600, 700, 800, 900, 999], [0] * 5 + [500] * 5, 1000, TENTHS, thresholds)
-    made = choose_trust_point(counts, score="entropy", direction="higher", target_risk=0.05)
-    assert (made.threshold, made.accepted) == (0.3, 0.5)
+    trust = choose_trust_point(counts, score="entropy", direction="higher", target_risk=0.05)
+    assert (trust.threshold, trust.accepted) == (0.3, 0.5)
 
 
-# What is promised, by simulation. The seeds are fixed; four standard errors are allowed.
+# Simulations of the guarantee. The seeds are fixed; four standard errors are allowed.
 
 
 def chosen(counts: RiskEvidence, target_risk: float) -> float:
-    """The threshold, or 0 (accept nothing, which is safe) where the rule refuses."""
+    """The chosen threshold, or 0 (accept nothing, which is safe) if the target is refused."""
     try:
         return risk_threshold(counts, target_risk)
     except OperatingPointError:
@@ -196,40 +196,40 @@ def chosen(counts: RiskEvidence, target_risk: float) -> float:
 
 
 def looks_good(counts: RiskEvidence, target_risk: float) -> float:
-    """The laxest threshold whose error rate on the calibration set is within the target: unsound."""
+    """Unsound rule: the loosest threshold whose error rate on the calibration set is within the target."""
     good = counts.errors <= target_risk * counts.accepted
     return float(counts.thresholds[good][-1]) if good.any() else 0.0
 
 
 def passes_alone(counts: RiskEvidence, target_risk: float) -> float:
-    """The laxest threshold that passes its own test, as if it were the only one: unsound."""
+    """Unsound rule: the loosest threshold that passes its test, without a correction for multiple tests."""
     pairs = zip(counts.errors, counts.accepted, strict=True)
     good = np.array([binomial_cdf(int(e), int(m), target_risk) <= 0.05 for e, m in pairs])
     return float(counts.thresholds[good][-1]) if good.any() else 0.0
 
 
-def cliff(doubts: Floats) -> Floats:
-    """No errors up to 0.6, then so many that the risk of accepting up to 0.8 is 0.05001, and of all 0.24."""
-    return np.select([doubts <= 0.6, doubts <= 0.8], [0.0, 0.05001 * 4], default=1.0)
+def cliff(uncertainty: Floats) -> Floats:
+    """No errors up to 0.6; the risk of accepting up to 0.8 is 0.05001, and of accepting all 0.24."""
+    return np.select([uncertainty <= 0.6, uncertainty <= 0.8], [0.0, 0.05001 * 4], default=1.0)
 
 
-def slope(doubts: Floats) -> Floats:
-    """Errors that grow with doubt; the risk of accepting up to t is 0.1 t³."""
-    return 0.4 * doubts**3
+def slope(uncertainty: Floats) -> Floats:
+    """Errors that increase with uncertainty; the risk of accepting up to t is 0.1 t³."""
+    return 0.4 * uncertainty**3
 
 
-def flat(doubts: Floats) -> Floats:
-    """Errors whatever the doubt, a hair above a target of 0.05."""
-    return np.full_like(doubts, 0.0501)
+def flat(uncertainty: Floats) -> Floats:
+    """A constant error rate slightly above a target of 0.05."""
+    return np.full_like(uncertainty, 0.0501)
 
 
-def rare(doubts: Floats) -> Floats:
-    """Errors among the most doubtful tenth only."""
-    return np.where(doubts > 0.9, 0.1, 0.0)
+def rare(uncertainty: Floats) -> Floats:
+    """Errors only among the most uncertain tenth."""
+    return np.where(uncertainty > 0.9, 0.1, 0.0)
 
 
-def test_the_promise_is_kept_and_nearly_used_up_at_a_cliff() -> None:
-    """0.8 is the only unsafe threshold within reach, and by a hair; all before it pass."""
+def test_the_guarantee_is_met_and_tight_at_a_cliff() -> None:
+    """0.8 is the first unsafe threshold, and only slightly unsafe; all thresholds before it pass."""
     rng = np.random.default_rng(1)
     target_risk, draws = 0.05, 4_000
     levels = np.array([0.2, 0.4, 0.6, 0.8, 1.0])
@@ -238,10 +238,10 @@ def test_the_promise_is_kept_and_nearly_used_up_at_a_cliff() -> None:
         counts = draw(rng, 2_000, cliff, levels)
         ours[i], unsound[i] = chosen(counts, target_risk), looks_good(counts, target_risk)
     assert 0.03 < (ours >= 0.8).mean() <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / draws)
-    assert (unsound >= 0.8).mean() > 0.4, "the simulation can tell a sound rule from an unsound one"
+    assert (unsound >= 0.8).mean() > 0.4, "the simulation must detect an unsound rule"
 
 
-def test_the_promise_is_kept_with_many_thresholds_from_a_fit_split() -> None:
+def test_the_guarantee_is_met_with_many_thresholds_from_a_fit_split() -> None:
     rng = np.random.default_rng(2)
     target_risk, draws = 0.02, 2_000
     safe_up_to = (target_risk / 0.1) ** (1 / 3)
@@ -250,12 +250,12 @@ def test_the_promise_is_kept_with_many_thresholds_from_a_fit_split() -> None:
         counts = draw(rng, 1_500, slope, HUNDREDTHS, np.quantile(rng.random(1_000), HUNDREDTHS))
         ours[i], unsound[i] = chosen(counts, target_risk), looks_good(counts, target_risk)
     assert (ours > safe_up_to).mean() <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / draws)
-    assert (unsound > safe_up_to).mean() > 0.4, "the simulation can tell a sound rule from an unsound one"
-    assert ours.mean() > 0.75 * safe_up_to, "the promise is not kept by accepting next to nothing"
+    assert (unsound > safe_up_to).mean() > 0.4, "the simulation must detect an unsound rule"
+    assert ours.mean() > 0.75 * safe_up_to, "the rule must not be safe merely because it accepts almost nothing"
 
 
-def test_a_useless_score_costs_acceptance_but_not_the_promise() -> None:
-    """Every threshold is unsafe, so any that is returned breaks the promise."""
+def test_the_guarantee_is_met_with_a_useless_score() -> None:
+    """Every threshold is unsafe, so every returned threshold violates the guarantee."""
     rng = np.random.default_rng(3)
     target_risk, draws = 0.05, 2_000
     ours, unsound = np.zeros(draws), np.zeros(draws)
@@ -263,12 +263,12 @@ def test_a_useless_score_costs_acceptance_but_not_the_promise() -> None:
         counts = draw(rng, 1_000, flat, TENTHS)
         ours[i], unsound[i] = chosen(counts, target_risk), passes_alone(counts, target_risk)
     assert 0.01 < (ours > 0).mean() <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / draws)
-    assert (unsound > 0).mean() > 0.1, "the simulation can tell a sound rule from an unsound one"
+    assert (unsound > 0).mean() > 0.1, "the simulation must detect an unsound rule"
 
 
 @pytest.mark.parametrize(("n", "target_risk"), [(400, 0.01), (1_000, 0.01), (5_000, 0.01), (5_000, 0.005)])
 def test_a_good_classifier_is_rarely_refused(n: int, target_risk: float) -> None:
-    """With errors only among the most doubtful, a refusal would be bad luck at the start of the walk."""
+    """If errors occur only among the most uncertain images, a refusal can only happen at the first tested level."""
     rng = np.random.default_rng(4)
     refused = [
         chosen(draw(rng, n, rare, HUNDREDTHS, np.quantile(rng.random(n), HUNDREDTHS)), target_risk) == 0.0
