@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from qualms.bundle.manifest import Evaluation, Golden, GuaranteeResult, Manifest, Operating, Provenance
 from qualms.bundle.scores import DIRICHLET_SCORES, SCORES, as_uncertainty
 from qualms.decisions.calibration import calibrate, reference, trust_grid
-from qualms.decisions.operating_point import flag_point, trust_point
+from qualms.decisions.operating_point import OperatingPoint, flag_point, trust_point
 from qualms.images.input_spec import InputSpec
 from qualms_training.reporting.evaluation import all_doubts, detection, evaluate
 
@@ -201,8 +201,8 @@ def test_realised_rates_are_counted_on_flags_and_on_accepted_predictions() -> No
     outputs, labels = graph_outputs(4000, seed=3)
     made = manifest()
     rows = {row.promise: row for row in evaluate(made, "made", labels, outputs, {}, targets=[0.05]).realised}
-    flagged = outputs["mutual_information"] > flag_point(made, target_fpr=0.05).threshold
-    accepted = outputs["error_probability"] <= trust_point(made, 0.05).threshold
+    flagged = outputs["mutual_information"] > flag_point(made, OperatingPoint(target_fpr=0.05)).threshold
+    accepted = outputs["error_probability"] <= trust_point(made, OperatingPoint(target_risk=0.05)).threshold
     wrong = outputs["prediction"] != labels
     assert rows["false_alarm_rate"].realised == pytest.approx(flagged.mean())
     assert rows["selective_risk"].realised == pytest.approx(wrong[accepted].mean())

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import Outputs
-from qualms.decisions.operating_point import flag_point
+from qualms.decisions.operating_point import OperatingPoint, flag_point
 from qualms.errors import OperatingPointError
 from qualms.files import atomic_path
 
@@ -41,7 +41,7 @@ def _histograms(score: str, manifest: Manifest, known: Outputs, strange: Mapping
 
 def _mark_threshold(axes: object, score: str, manifest: Manifest) -> None:
     try:
-        threshold = flag_point(manifest, score).threshold
+        threshold = flag_point(manifest, OperatingPoint(score)).threshold
     except OperatingPointError:
         return
     axes.axvline(threshold, color="black", linestyle="--", linewidth=1)  # type: ignore[attr-defined]
