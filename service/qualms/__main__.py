@@ -1,4 +1,4 @@
-"""`python -m qualms` is the `qualms` command."""
+"""`python -m qualms`: the same as the `qualms` command."""
 
 from qualms.cli import main
 

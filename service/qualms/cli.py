@@ -1,6 +1,6 @@
-"""The `qualms` command: its own subcommands, and those that other packages register as entry points.
+"""The `qualms` command: its own subcommands, and those that other packages register.
 
-Training joins through the entry-point group `qualms.commands`, so that this package never imports it.
+Training registers its commands in the entry-point group `qualms.commands`, so this package never imports training.
 """
 
 import sys
@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 from qualms.demo.cli import app as demo
 from qualms.errors import ExtraMissingError, QualmsError
 
-_EXTRAS = {
+EXTRAS = {
     "onnxruntime": "cpu",
     "torch": "train",
     "torchvision": "train",
@@ -28,14 +28,14 @@ _EXTRAS = {
     "matplotlib": "train",
     "mpmath": "train",
 }
-"""which extra brings which module"""
+"""the extra that installs each optional module"""
 
 _INTERRUPTED = 130
-"""the exit code of Ctrl-C, by convention 128 + SIGINT; typer exits with it too, but without a word"""
+"""exit code after Ctrl-C, by convention 128 + SIGINT; typer uses it too, but prints no message"""
 
 app = typer.Typer(
     name="qualms",
-    help="Tell every application when its image classifier does not know.",
+    help="Calibrated uncertainty for image classifiers: train, inspect, serve, benchmark.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -44,10 +44,10 @@ app.add_typer(demo)
 
 
 class _ServeCommand(TyperCommand):
-    """Its help ends with every variable; only who asks for it waits for the settings to be imported."""
+    """Adds all settings to the end of the help; the settings are imported only when the help is printed."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help of any command, and then what is special to this one."""
+        """Print the usual help, then a table of all QUALMS_* variables."""
         from qualms.settings import variables
 
         super().format_help(ctx, formatter)
@@ -55,7 +55,9 @@ class _ServeCommand(TyperCommand):
         table.add_column(no_wrap=True, style="bold cyan")
         for variable, description in variables():
             table.add_row(Text(variable), Text(description))
-        Console().print(Panel(table, title="Variables and their defaults", title_align="left", border_style="dim"))
+        Console().print(
+            Panel(table, title="Environment variables and their defaults", title_align="left", border_style="dim")
+        )
 
 
 def _print_version(wanted: bool) -> None:
@@ -66,10 +68,10 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    # A callback of its own: the function's body would run only once a command is given as well.
+    # Handled in a callback, because the body of this function runs only if a command is given.
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version),
+        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
     ] = False,
 ) -> None:
     pass
@@ -77,10 +79,10 @@ def _options(
 
 @app.command()
 def inspect(
-    model: Annotated[str | None, typer.Argument(help="A bundle's path, or an embedded model's name.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="The whole manifest as JSON instead.")] = False,
+    model: Annotated[str | None, typer.Argument(help="Path of a bundle or name of an embedded model.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the whole manifest as JSON.")] = False,
 ) -> None:
-    """Show what a bundle says about itself, readably; without MODEL, the embedded default."""
+    """Print the contents of a bundle's manifest; without MODEL, those of the embedded default."""
     from qualms.bundle.embedded import resolve
     from qualms.bundle.file import open_bundle
     from qualms.inspection import show
@@ -94,13 +96,13 @@ def inspect(
 
 @app.command(cls=_ServeCommand)
 def serve(
-    model: Annotated[str | None, typer.Argument(help="A bundle's path, or an embedded model's name.")] = None,
+    model: Annotated[str | None, typer.Argument(help="Path of a bundle or name of an embedded model.")] = None,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on (QUALMS_HOST).", show_default="127.0.0.1")
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on (QUALMS_PORT).", show_default="8000")] = None,
 ) -> None:
-    """Answer POST /predict; without MODEL, with the embedded default. Everything else is set by QUALMS_* variables."""
+    """Serve a model over HTTP; without MODEL, the embedded default. All other settings are QUALMS_* variables."""
     from qualms.settings import load_settings
     from qualms.web.lifecycle import serve as run
 
@@ -114,43 +116,44 @@ def bench(
         str | None,
         typer.Argument(
             metavar="[MODEL|URL]",
-            help="A bundle's path, an embedded model's name, or http://… of a service that runs on this machine.",
+            help="Path of a bundle, name of an embedded model, or http:// URL of a service on this machine.",
         ),
     ] = None,
     bundle: Annotated[
-        str | None, typer.Option(help="With a URL: the bundle that is served there, to compare with its limit.")
+        str | None, typer.Option(help="With a URL: the bundle served there, needed for the comparison.")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="How long each server is kept busy at a time.", min=0.1)] = 5.0,
-    rounds: Annotated[int, typer.Option(help="How often all take their turn; medians are shown.", min=1)] = 3,
+    seconds: Annotated[float, typer.Option(help="Duration of each measurement.", min=0.1)] = 5.0,
+    rounds: Annotated[int, typer.Option(help="Number of measurements; medians are printed.", min=1)] = 3,
     concurrency: Annotated[
         list[int] | None,
-        typer.Option(help="Requests at a time; may be given again.", min=1, max=4096, show_default="1, 8, 64"),
+        typer.Option(
+            help="Number of simultaneous requests; repeat for more values.", min=1, max=4096, show_default="1, 8, 64"
+        ),
     ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Also show where the time goes.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Also print the time spent in each stage.")] = False,
     overload: Annotated[
         float | None,
-        typer.Option(help="Instead: offer 3 times what the service can do, for so many seconds.", min=1.0, max=3600.0),
+        typer.Option(help="Instead: offer 3 times the capacity for this many seconds.", min=1.0, max=3600.0),
     ] = None,
     deadline: Annotated[
-        float, typer.Option(help="With --overload: seconds in which each request is to be answered.", min=0.01, max=60)
+        float, typer.Option(help="With --overload: deadline of each request in seconds.", min=0.01, max=60)
     ] = 0.5,
 ) -> None:
-    """Compare the service with the machine's limit and with a plain FastAPI server; without MODEL, the default's."""
+    """Compare the service with the machine's limit and a plain FastAPI server; without MODEL, for the default model."""
     from qualms.bench.processes import BenchError
 
     if overload is not None:
-        from qualms.bench.overload import overload as attack
+        from qualms.bench.overload import run_overload
 
-        if idle := _first_given(context, "bundle", "seconds", "rounds", "concurrency", "profile"):
-            raise BenchError(f"The option --{idle} means nothing to --overload; leave one of the two out.")
-        attack(target, seconds=overload, deadline=deadline)
+        if ignored := _first_given(context, "bundle", "seconds", "rounds", "concurrency", "profile"):
+            raise BenchError(f"The options --{ignored} and --overload cannot be combined; leave one of them out.")
+        run_overload(target, seconds=overload, deadline=deadline)
         return
     if _first_given(context, "deadline"):
-        raise BenchError("The option --deadline is for an overload; give --overload too.")
-    from qualms.bench.comparison import CONCURRENCIES
-    from qualms.bench.comparison import bench as run
+        raise BenchError("The option --deadline is accepted only together with --overload.")
+    from qualms.bench.comparison import CONCURRENCIES, compare
 
-    run(
+    compare(
         target,
         bundle=bundle,
         seconds=seconds,
@@ -161,28 +164,28 @@ def bench(
 
 
 def _first_given(context: typer.Context, *options: str) -> str | None:
-    """The first of these options that is on the command line, if any is."""
+    """The first of these options that was given on the command line, or None."""
     sources = {option: context.get_parameter_source(option) for option in options}
     return next((option for option, source in sources.items() if source and source.name == "COMMANDLINE"), None)
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one sentence on stderr and exit code 2."""
+    """Run the command line; a QualmsError is printed as one sentence on stderr, with exit code 2."""
     try:
         for entry in metadata.entry_points(group="qualms.commands"):
             entry.load()(app)
         app()
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        if module not in _EXTRAS:
+        if module not in EXTRAS:
             raise
-        _fail(ExtraMissingError(f"This command needs {module}: run pip install 'qualms[{_EXTRAS[module]}]'."))
+        _fail(ExtraMissingError(f"This command needs {module}: run pip install 'qualms[{EXTRAS[module]}]'."))
     except QualmsError as error:
         _fail(error)
-    except (KeyboardInterrupt, SystemExit) as leaving:
-        if isinstance(leaving, SystemExit) and leaving.code != _INTERRUPTED:
+    except (KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code != _INTERRUPTED:
             raise
-        typer.echo("qualms: interrupted; run the same command again to go on.", err=True)
+        typer.echo("qualms: interrupted; run the same command again to continue.", err=True)
         sys.exit(_INTERRUPTED)
 
 

@@ -13,19 +13,18 @@ import typer
 from typer.testing import CliRunner
 
 from qualms import cli
-from qualms.bench import comparison as bench
-from qualms.bench import overload
+from qualms.bench import comparison, overload
 from qualms.bundle import file
 from qualms.bundle.manifest import Manifest
 from qualms.errors import DataError
 from qualms.settings import variables
-from qualms.web import lifecycle as server
+from qualms.web import lifecycle
 
 VERSION = f"qualms {importlib.metadata.version('qualms')}\n"
 
 
 def run(*arguments: object, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """The command in a fresh interpreter in which some modules cannot be found."""
+    """Run the command in a new interpreter in which some modules cannot be imported."""
     program = f"""
 import sys
 
@@ -46,7 +45,7 @@ main()
 
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Arguments → exit code and stderr of `main`, in this process and without the commands of training."""
+    """Runs `main` in this process, without the commands of training; returns exit code and stderr."""
 
     def call(*arguments: object) -> tuple[int, str]:
         monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: ())
@@ -62,19 +61,23 @@ def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 # The installed command
 
 
-def test_the_console_script_prints_the_version() -> None:
-    script = Path(sysconfig.get_path("scripts")) / "qualms"
-    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True, timeout=60)
+@pytest.mark.parametrize(
+    "command",
+    [[Path(sysconfig.get_path("scripts")) / "qualms"], [sys.executable, "-m", "qualms"]],
+    ids=["script", "-m"],
+)
+def test_the_script_and_the_module_print_the_version(command: list[str]) -> None:
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == VERSION
 
 
-def test_training_adds_its_commands() -> None:
+def test_the_help_lists_the_commands_of_training() -> None:
     done = run("--help")
     assert done.returncode == 0
     assert {"inspect", "train", "calibrate"} <= set(re.findall(r"^\W*([a-z-]+) ", done.stdout, re.MULTILINE))
 
 
-def test_a_file_that_is_no_bundle_is_one_line_and_exit_code_2(tmp_path: Path, graph: bytes) -> None:
+def test_a_file_that_is_not_a_bundle_is_reported_in_one_line_with_exit_code_2(tmp_path: Path, graph: bytes) -> None:
     path = tmp_path / "not-a-bundle.onnx"
     path.write_bytes(graph)
     done = run("inspect", path)
@@ -83,13 +86,13 @@ def test_a_file_that_is_no_bundle_is_one_line_and_exit_code_2(tmp_path: Path, gr
     assert done.stderr == f"qualms: {path} is not a Qualms bundle: it has no manifest.\n"
 
 
-def test_inspecting_needs_no_extra_at_all(bundle_file: Path) -> None:
+def test_inspect_works_without_any_extra(bundle_file: Path) -> None:
     done = run("inspect", bundle_file, without=("onnxruntime", "torch", "onnx", "scipy", "sklearn", "matplotlib"))
     assert (done.returncode, done.stderr) == (0, "")
     assert "tiny 1.2" in done.stdout
 
 
-def test_a_missing_extra_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_missing_extra_is_reported_before_anything_is_written(tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = run("train", "tiny", "--out", out, without=("torch",))
     assert done.returncode == 2
@@ -97,36 +100,36 @@ def test_a_missing_extra_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> N
     assert not out.exists()
 
 
-# Its own commands, in this process
+# Commands, run in this process
 
 
 @pytest.mark.parametrize("more", [[], ["inspect", "nothing.onnx"]])
-def test_the_version_is_printed_whatever_follows(more: list[str]) -> None:
+def test_the_version_is_printed_even_if_a_command_follows(more: list[str]) -> None:
     result = CliRunner().invoke(cli.app, ["--version", *more])
     assert (result.exit_code, result.stdout) == (0, VERSION)
 
 
-def test_json_is_the_whole_manifest(bundle_file: Path, manifest: Manifest) -> None:
+def test_inspect_json_prints_the_whole_manifest(bundle_file: Path, manifest: Manifest) -> None:
     result = CliRunner().invoke(cli.app, ["inspect", str(bundle_file), "--json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout) == json.loads(manifest.to_json())
     assert Manifest.from_json(result.stdout).to_json() == manifest.to_json()
 
 
-def test_inspect_shows_the_digest_of_the_file(bundle_file: Path) -> None:
+def test_inspect_prints_the_digest_of_the_file(bundle_file: Path) -> None:
     result = CliRunner().invoke(cli.app, ["inspect", str(bundle_file)])
     assert result.exit_code == 0
     assert file.open_bundle(bundle_file).digest in result.stdout
 
 
-def test_an_unknown_option_is_exit_code_2(main: Callable[..., tuple[int, str]]) -> None:
+def test_an_unknown_option_gives_exit_code_2(main: Callable[..., tuple[int, str]]) -> None:
     code, stderr = main("inspect", "--jsn")
     assert code == 2
     assert "--jsn" in stderr
 
 
 @pytest.mark.parametrize("name", ["missing.onnx", "folder"])
-def test_a_path_that_is_no_file_is_one_line_naming_it(
+def test_a_path_that_is_not_a_file_is_reported_in_one_line(
     main: Callable[..., tuple[int, str]], tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "folder").mkdir()
@@ -148,8 +151,8 @@ def test_the_help_of_serve_lists_every_setting_with_its_default(columns: int) ->
     assert max(map(len, result.stdout.splitlines())) <= columns
 
 
-def test_serving_on_no_host_is_refused(main: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "serve", lambda settings: None)
+def test_serve_rejects_an_empty_host(main: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "serve", lambda settings: None)
     code, stderr = main("serve", "--host", "")
     assert code == 2
     assert stderr.startswith("qualms: The setting host is ''; it should be an address, ")
@@ -159,26 +162,26 @@ def test_serving_on_no_host_is_refused(main: Callable[..., tuple[int, str]], mon
     ("option", "value"),
     [("bundle", "mnist"), ("seconds", 5), ("rounds", 3), ("concurrency", 1), ("profile", None)],
 )
-def test_an_option_that_an_overload_would_not_heed_is_refused_even_at_its_default(
+def test_options_that_overload_ignores_are_rejected_even_with_their_default_value(
     main: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, option: str, value: object
 ) -> None:
-    monkeypatch.setattr(overload, "overload", lambda *_, **__: None)
+    monkeypatch.setattr(overload, "run_overload", lambda *_, **__: None)
     given = [f"--{option}", *([] if value is None else [value])]
     assert main("bench", "mnist", "--overload", 1, *given) == (
         2,
-        f"qualms: The option --{option} means nothing to --overload; leave one of the two out.\n",
+        f"qualms: The options --{option} and --overload cannot be combined; leave one of them out.\n",
     )
 
 
-def test_a_deadline_without_an_overload_is_refused(
+def test_deadline_without_overload_is_rejected(
     main: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "bench", lambda *_, **__: None)
-    stderr = "qualms: The option --deadline is for an overload; give --overload too.\n"
+    monkeypatch.setattr(comparison, "compare", lambda *_, **__: None)
+    stderr = "qualms: The option --deadline is accepted only together with --overload.\n"
     assert main("bench", "mnist", "--deadline", 0.5) == (2, stderr)
 
 
-# What may go wrong in any command
+# Errors in any command
 
 
 @pytest.mark.parametrize(
@@ -195,11 +198,11 @@ def test_a_deadline_without_an_overload_is_refused(
             2,
             "qualms: This command needs onnxruntime: run pip install 'qualms[cpu]'.\n",
         ),
-        (KeyboardInterrupt(), 130, "qualms: interrupted; run the same command again to go on.\n"),
+        (KeyboardInterrupt(), 130, "qualms: interrupted; run the same command again to continue.\n"),
         (typer.Exit(3), 3, ""),
     ],
 )
-def test_what_a_user_can_put_right_is_a_line_and_a_code(
+def test_user_errors_are_printed_as_one_line_with_an_exit_code(
     main: Callable[..., tuple[int, str]],
     bundle_file: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -215,7 +218,7 @@ def test_what_a_user_can_put_right_is_a_line_and_a_code(
 
 
 @pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'nmupy'", name="nmupy"), ZeroDivisionError()])
-def test_a_mistake_of_ours_is_not_hidden(bundle_file: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_unexpected_errors_are_raised(bundle_file: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(path: Path) -> None:
         raise error
 
@@ -226,7 +229,7 @@ def test_a_mistake_of_ours_is_not_hidden(bundle_file: Path, monkeypatch: pytest.
         cli.main()
 
 
-def test_an_extra_that_commands_need_when_they_register_is_named(
+def test_an_extra_missing_while_commands_are_registered_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Entry:
@@ -239,8 +242,8 @@ def test_an_extra_that_commands_need_when_they_register_is_named(
     assert capsys.readouterr().err == "qualms: This command needs torch: run pip install 'qualms[train]'.\n"
 
 
-def test_every_package_of_the_extras_is_known_by_its_module() -> None:
-    """An optional package the table does not know would give a traceback where it is missing."""
+def test_every_package_of_the_extras_is_in_the_table() -> None:
+    """An optional package that is not in the table would cause a traceback if it is not installed."""
     modules: dict[str, set[str]] = {}
     for module, distributions in importlib.metadata.packages_distributions().items():
         for distribution in distributions:
@@ -254,4 +257,4 @@ def test_every_package_of_the_extras_is_known_by_its_module() -> None:
         ]
         assert names
         for name in names:
-            assert any(cli._EXTRAS.get(module) == extra for module in modules[name]), name
+            assert any(cli.EXTRAS.get(module) == extra for module in modules[name]), name

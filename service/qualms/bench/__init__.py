@@ -1,1 +1,1 @@
-"""How fast the service is, told as shares: of what the machine can do, and of what a plain server does beside it."""
+"""`qualms bench`: the speed of the service relative to the machine's limit and to a plain FastAPI server."""

@@ -1,59 +1,190 @@
-"""A load generator of our own, for where there is no wrk and for what wrk does not tell: the Server-Timing of replies.
+"""Closed-loop load: each connection sends its next request when the reply to the previous one has arrived.
 
-It keeps each connection busy with one request at a time. A connection that breaks is an error and stays closed.
+The load comes from wrk if it is installed. Otherwise it comes from the built-in client, which also records the
+Server-Timing header of each reply.
 """
 
 import asyncio
+import json
+import math
 import re
+import shutil
+import subprocess
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
-from typing import cast
+from pathlib import Path
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
+import numpy as np
 import uvloop
 
 from qualms.bench.processes import BenchError
 
+_WRK_EXTRA_SECONDS = 30.0
+"""how much longer than requested wrk may run before it is stopped"""
+
+_WRK_SCRIPT = """
+local bodies = {BODIES}
+local requests, turn = {}, 0
+
+function init(args)
+  for index, body in ipairs(bodies) do
+    requests[index] = wrk.format("POST", nil, {["Content-Type"] = "image/png"}, body)
+  end
+end
+
+function request()
+  turn = turn % #requests + 1
+  return requests[turn]
+end
+
+function done(summary, latency, _)
+  local errors = summary.errors
+  local broken = errors.connect + errors.read + errors.write + errors.timeout
+  io.write(string.format('{"requests": %d, "refused": %d, "broken": %d, "microseconds": %d, "p50": %d, "p99": %d}\\n',
+    summary.requests, errors.status, broken, summary.duration, latency:percentile(50), latency:percentile(99)))
+end
+"""
+
 _TIMING = re.compile(rb"(\w+);dur=([0-9.]+)")
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """Throughput and latency of a server under closed-loop load."""
+
+    requests_per_second: float
+    p50: float
+    """seconds"""
+    p99: float
+    errors: int
+    """replies with a status other than 200, and broken connections"""
+
+
+def median(results: Sequence[LoadResult]) -> LoadResult:
+    """The median of each figure over several results, and the sum of their errors."""
+    return LoadResult(
+        float(np.median([result.requests_per_second for result in results])),
+        float(np.median([result.p50 for result in results])),
+        float(np.median([result.p99 for result in results])),
+        sum(result.errors for result in results),
+    )
+
+
+class LoadGenerator(Protocol):
+    """A program that generates closed-loop load."""
+
+    name: str
+
+    def __call__(self, url: str, bodies: list[bytes], seconds: float, concurrency: int) -> LoadResult:
+        """POST the bodies, which are PNG files, in rotation for `seconds` over `concurrency` connections."""
+        ...
+
+
+class Wrk:
+    """wrk with one thread; durations are rounded up to whole seconds, because wrk accepts no others."""
+
+    name = "wrk"
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+
+    def __call__(self, url: str, bodies: list[bytes], seconds: float, concurrency: int) -> LoadResult:
+        """Run wrk once."""
+        whole = math.ceil(seconds)
+        timeout = whole + _WRK_EXTRA_SECONDS
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder) / "post.lua"
+            script.write_text(_WRK_SCRIPT.replace("BODIES", ", ".join(map(_lua_string, bodies))))
+            command = [self._program, "-t1", f"-c{concurrency}", f"-d{whole}s", "-s", str(script), url]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
+            except subprocess.TimeoutExpired:
+                raise BenchError(f"wrk did not end within {timeout:g} seconds.") from None
+        return parse_wrk(done.stdout + done.stderr)
+
+
+class BuiltInClient:
+    """The client of this module, in the calling thread."""
+
+    name = "the built-in client"
+
+    def __call__(self, url: str, bodies: list[bytes], seconds: float, concurrency: int) -> LoadResult:
+        """Run the closed loop once and summarise its replies."""
+        return run_closed_loop(url, bodies, seconds, concurrency).summary()
+
+
+def default_generator() -> LoadGenerator:
+    """wrk if it is installed, otherwise the built-in client."""
+    program = shutil.which("wrk")
+    return BuiltInClient() if program is None else Wrk(program)
+
+
+def parse_wrk(output: str) -> LoadResult:
+    """Read the JSON line that our script adds to wrk's output; only replies with status 200 count as served."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    summaries = [json.loads(line) for line in lines if line.startswith('{"requests": ')]
+    if not summaries:
+        raise BenchError(f"wrk failed: {lines[-1] if lines else 'it printed nothing'}.")
+    counts = summaries[-1]
+    good = counts["requests"] - counts["refused"]
+    if good == 0:
+        raise BenchError(f"None of the {counts['requests']:,} replies to wrk was successful.")
+    errors = counts["refused"] + counts["broken"]
+    return LoadResult(1e6 * good / counts["microseconds"], counts["p50"] / 1e6, counts["p99"] / 1e6, errors)
+
+
+def _lua_string(data: bytes) -> str:
+    return '"' + "".join(f"\\{byte:03d}" for byte in data) + '"'
 
 
 @dataclass
 class Replies:
-    """What came back from a server that was kept busy for a while."""
+    """All replies to the built-in client in one run."""
 
     latencies: list[float] = field(default_factory=list)
-    """seconds, of good replies"""
+    """seconds, for replies with status 200"""
     timings: list[bytes] = field(default_factory=list)
-    """their Server-Timing headers, empty where there was none"""
+    """Server-Timing headers of the same replies; empty if a reply had none"""
     errors: int = 0
     seconds: float = 0.0
 
     def timing(self, index: int) -> dict[str, float]:
-        """Seconds by stage of one reply."""
+        """Seconds per stage of one reply, from its Server-Timing header."""
         return {name.decode(): float(value) / 1e3 for name, value in _TIMING.findall(self.timings[index])}
 
+    def summary(self) -> LoadResult:
+        """Throughput and latency; at least one reply must have had status 200."""
+        p50, p99 = np.percentile(self.latencies, (50, 99)).tolist()
+        return LoadResult(len(self.latencies) / self.seconds, p50, p99, self.errors)
 
-def drive(url: str, bodies: list[bytes], seconds: float, concurrency: int, deadline: float | None = None) -> Replies:
-    """POST the bodies in turn for `seconds`, always `concurrency` at a time; BenchError without a good reply.
 
-    With a `deadline`, each request asks to be answered within so many seconds.
+def run_closed_loop(
+    url: str, bodies: list[bytes], seconds: float, concurrency: int, deadline: float | None = None
+) -> Replies:
+    """POST the bodies in rotation for `seconds`, one request at a time on each of `concurrency` connections.
+
+    A connection that breaks counts as an error and is not reopened. A `deadline` in seconds is sent as X-Request-Timeout.
+    Raises BenchError if no reply has status 200.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        replies = runner.run(_drive(url, post(url, bodies, deadline), seconds, concurrency))
+        replies = runner.run(_run(url, post_requests(url, bodies, deadline), seconds, concurrency))
     if not replies.latencies:
-        raise BenchError(f"{url} gave no good reply within {seconds:g} seconds.")
+        raise BenchError(f"{url} returned no successful reply within {seconds:g} seconds.")
     return replies
 
 
-async def _drive(url: str, requests: Iterator[bytes], seconds: float, concurrency: int) -> Replies:
+async def _run(url: str, requests: Iterator[bytes], seconds: float, concurrency: int) -> Replies:
     replies = Replies()
     start = time.perf_counter()
     connections = []
     for _ in range(concurrency):
-        connection = _Busy(requests, replies)
+        connection = _ClosedLoopConnection(requests, replies)
         try:
             await connection.open(url)
             connections.append(connection)
@@ -67,8 +198,8 @@ async def _drive(url: str, requests: Iterator[bytes], seconds: float, concurrenc
     return replies
 
 
-def post(url: str, bodies: list[bytes], deadline: float | None = None) -> Iterator[bytes]:
-    """Requests that POST the bodies, PNG files, in turn and for ever."""
+def post_requests(url: str, bodies: list[bytes], deadline: float | None = None) -> Iterator[bytes]:
+    """Endless HTTP requests that POST the bodies, which are PNG files, in rotation."""
     parts = urlsplit(url)
     head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: image/png\r\n"
     if deadline is not None:
@@ -77,7 +208,7 @@ def post(url: str, bodies: list[bytes], deadline: float | None = None) -> Iterat
 
 
 class Connection(asyncio.Protocol):
-    """One connection, for one request at a time; what follows a reply is for who inherits this to say."""
+    """One HTTP connection with one request at a time; subclasses define how a reply is handled."""
 
     _transport: asyncio.Transport
 
@@ -87,42 +218,42 @@ class Connection(asyncio.Protocol):
         self.is_open = False
 
     async def open(self, url: str) -> None:
-        """Connect; OSError where nobody listens."""
+        """Connect; raises OSError if the server does not accept the connection."""
         parts = urlsplit(url)
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self, parts.hostname or "", parts.port or 80)
 
     def send(self, request: bytes) -> None:
-        """Send the next request, once the last one is answered."""
+        """Send a request; the reply to the previous one must be complete."""
         self._headers = {}
         self._transport.write(request)
 
     def close(self) -> None:
-        """Leave; what is still on its way does not count."""
+        """Close the connection; a pending reply is not reported."""
         if self.is_open:
             self.is_open = False
             self._transport.abort()
 
     @property
-    def is_kept(self) -> bool:
-        """Whether the reply just read leaves the connection open."""
+    def keep_alive(self) -> bool:
+        """Whether the server keeps the connection open after the reply just read."""
         return bool(self._parser.should_keep_alive())
 
-    def answered(self, status: int, headers: dict[bytes, bytes]) -> None:
-        """A reply is complete; the names of its headers are in lower case."""
+    def reply_received(self, status: int, headers: dict[bytes, bytes]) -> None:
+        """Called when a reply is complete; header names are in lower case."""
         raise NotImplementedError
 
-    def broken(self) -> None:
-        """The other side left, or does not speak HTTP; the connection is closed."""
+    def connection_broken(self) -> None:
+        """Called when the server has closed the connection or sent invalid HTTP; the connection is closed."""
         raise NotImplementedError
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: there is a connection."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's do not say that they are
+        """asyncio callback: the connection is open."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from it
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: part of a reply, or of several."""
+        """asyncio callback: data has arrived."""
         if not self.is_open:
             return
         try:
@@ -131,46 +262,46 @@ class Connection(asyncio.Protocol):
             self._break()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """asyncio: the end, whoever wanted it."""
+        """asyncio callback: the connection was closed by either side."""
         if self.is_open:
             self._break()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """httptools: one header."""
+        """httptools callback: one header was read."""
         self._headers[name.lower()] = value
 
     def on_message_complete(self) -> None:
-        """httptools: the last byte."""
-        self.answered(self._parser.get_status_code(), self._headers)
+        """httptools callback: the reply is complete."""
+        self.reply_received(self._parser.get_status_code(), self._headers)
 
     def _break(self) -> None:
         self.close()
-        self.broken()
+        self.connection_broken()
 
 
-class _Busy(Connection):
-    """Whenever a reply is complete, the next request goes out."""
+class _ClosedLoopConnection(Connection):
+    """Sends the next request as soon as a reply is complete."""
 
     def __init__(self, requests: Iterator[bytes], replies: Replies) -> None:
         super().__init__()
         self._requests, self._replies = requests, replies
-        self._sent = 0.0
+        self._sent_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._next()
+        self._send_next()
 
-    def answered(self, status: int, headers: dict[bytes, bytes]) -> None:
+    def reply_received(self, status: int, headers: dict[bytes, bytes]) -> None:
         if status == 200:
-            self._replies.latencies.append(time.perf_counter() - self._sent)
+            self._replies.latencies.append(time.perf_counter() - self._sent_at)
             self._replies.timings.append(headers.get(b"server-timing", b""))
         else:
             self._replies.errors += 1
-        self._next()
+        self._send_next()
 
-    def broken(self) -> None:
+    def connection_broken(self) -> None:
         self._replies.errors += 1
 
-    def _next(self) -> None:
-        self._sent = time.perf_counter()
+    def _send_next(self) -> None:
+        self._sent_at = time.perf_counter()
         self.send(next(self._requests))

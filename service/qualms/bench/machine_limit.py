@@ -1,4 +1,4 @@
-"""The machine's limit: decode, run and encode in one thread with nothing between them, as no server can beat."""
+"""The machine's limit: decode, run and encode in one thread without a server; an upper bound for any server."""
 
 import time
 from dataclasses import dataclass
@@ -20,43 +20,43 @@ _REQUEST_ID = "0" * 32
 
 @dataclass(frozen=True)
 class Limit:
-    """Seconds an image takes in each stage, when images come in batches of one size."""
+    """Seconds per image in each stage, for batches of one size."""
 
     batch: int
     decode: float
     inference: float
     encode: float
-    """verdicts and JSON"""
+    """decisions and JSON"""
 
     @property
     def images_per_second(self) -> float:
-        """What one core can do at most."""
+        """Maximum throughput of one core."""
         return 1 / (self.decode + self.inference + self.encode)
 
 
 class LimitMeter:
-    """Measures the limit of one bundle on the thread, and so on the core, that calls it."""
+    """Measures the limit of one bundle in the calling thread, and so on its core."""
 
-    def __init__(self, bundle: Bundle, pictures: list[bytes], device: Device = "cpu", max_batch: int = 64) -> None:
+    def __init__(self, bundle: Bundle, files: list[bytes], device: Device = "cpu", max_batch: int = 64) -> None:
         self._spec = bundle.manifest.input
         self._engine = Engine(bundle, device, threads=1, max_batch=max_batch)
         self._writer = ReplyWriter(bundle, Decider(bundle.manifest), self._engine.outputs)
-        self._pictures = cycle(pictures)
+        self._files = cycle(files)
 
     def measure(self, concurrency: int, seconds: float) -> Limit:
-        """Work for `seconds` through batches as large as so many requests at a time could make them."""
+        """Process batches for `seconds`; a batch is as large as `concurrency` simultaneous requests can make it."""
         size = min(concurrency, self._engine.max_batch)
         total, images = np.zeros(3), 0
         end = time.perf_counter() + seconds
         while images == 0 or time.perf_counter() < end:
-            total += self._once(size)
+            total += self._time_batch(size)
             images += size
         decode, inference, encode = (total / images).tolist()
         return Limit(size, decode, inference, encode)
 
-    def _once(self, size: int) -> tuple[float, float, float]:
-        """Seconds of each stage for one batch."""
-        files = list(islice(self._pictures, size))
+    def _time_batch(self, size: int) -> tuple[float, float, float]:
+        """Seconds per stage for one batch."""
+        files = list(islice(self._files, size))
         start = time.perf_counter()
         images = np.stack([preprocess(file, self._spec) for file in files])
         decoded = time.perf_counter()

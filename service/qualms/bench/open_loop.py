@@ -1,7 +1,7 @@
-"""Requests at fixed times, whatever came back: the load of many clients that know nothing of each other.
+"""Open-loop load: requests are sent at fixed times, independent of replies, like the load of many independent clients.
 
-A closed loop slows down with the server and so can never overload it. Here latency counts from the time a request was
-due, so that a generator which lags behind shows in the figures instead of improving them.
+A closed loop slows down together with the server and so cannot overload it. Latency is measured from the time at which
+a request was due, so delays of the generator increase the measured latency instead of hiding it.
 """
 
 import asyncio
@@ -14,242 +14,237 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qualms.bench.closed_loop import Connection, post
+from qualms.bench.closed_loop import Connection, post_requests
 
-MOST_CONNECTIONS = 4096
-_SPARE_FILES = 64
-"""of those a process may open, left for everything that is no connection of ours"""
+_RESERVED_FILES = 64
+"""file descriptors that are not used for connections"""
 _BURST = 64
-"""requests sent in a row before replies are read"""
+"""maximum number of requests sent before replies are read"""
 _TICK_SECONDS = 0.001
-_STALE_SECONDS = 4.0
-"""a connection idle for longer is not used again, as the server may just be closing it"""
-_PATIENCE = 2.0
-"""seconds beyond the deadline in which replies that are due still count as replies"""
+_MAX_IDLE_SECONDS = 4.0
+"""connections idle for longer are not reused, because the server may be closing them"""
 
 
 @dataclass
-class Offered:
-    """What became of each request that was due: offered = good + refused + others + unanswered."""
+class OpenLoopResult:
+    """Counts of all requests that were due: sent = good + refused + other statuses + unanswered."""
 
     rate: float
     """requests/s that were due"""
     seconds: float
     deadline: float
     good: "array[float]" = field(default_factory=lambda: array("d"))
-    """seconds from when a request was due to the last byte of its reply of status 200"""
+    """seconds from the due time to the last byte of the reply, for replies with status 200"""
     refusals: Counter[bytes | None] = field(default_factory=Counter)
-    """replies of status 429 by what their Retry-After says, None without one"""
-    others: Counter[int] = field(default_factory=Counter)
-    """all other replies by status"""
+    """number of replies with status 429 by their Retry-After header, None if there was none"""
+    other_statuses: Counter[int] = field(default_factory=Counter)
+    """number of all other replies by status"""
     unanswered: int = 0
     lags: "array[float]" = field(default_factory=lambda: array("d"))
-    """seconds from when a request was due to when it was sent, or found no connection yet and asked for one"""
-    too_late: int = 0
-    """not offered: the generator itself was too far behind"""
-    no_connection: int = 0
-    """not offered: as many connections as may be were all busy"""
-    connections: int = 0
-    """at most, at a time"""
+    """seconds from the due time until the request was sent or a new connection for it was opened"""
+    skipped_late: int = 0
+    """requests not sent because the generator was too far behind"""
+    skipped_no_connection: int = 0
+    """requests not sent because the maximum number of connections was in use"""
+    peak_connections: int = 0
     busy_seconds: float = 0.0
     """from the first request to the last reply, at least `seconds`"""
 
     @property
-    def offered(self) -> int:
-        """Requests sent."""
+    def sent(self) -> int:
+        """Number of requests sent."""
         return len(self.lags)
 
     @property
     def refused(self) -> int:
-        """Replies of status 429."""
+        """Number of replies with status 429."""
         return self.refusals.total()
 
     @property
     def in_time(self) -> int:
-        """Good replies within the deadline."""
+        """Number of replies with status 200 within the deadline."""
         return int(np.count_nonzero(np.frombuffer(self.good) <= self.deadline)) if self.good else 0
 
     @property
-    def waits(self) -> list[int]:
-        """The Retry-After of each refusal that a client can follow: whole seconds, at least 1."""
+    def retry_after_seconds(self) -> list[int]:
+        """The Retry-After values that a client can use: whole seconds, at least 1."""
         texts = [text for text in self.refusals.elements() if text is not None]
         return [int(text) for text in texts if text.isdigit() and int(text) >= 1]
 
 
-async def offer(
+async def run_open_loop(
     url: str,
     bodies: list[bytes],
     rate: float,
     seconds: float,
     deadline: float,
     *,
-    most_connections: int = MOST_CONNECTIONS,
-    most_lag: float | None = None,
-) -> Offered:
-    """POST the bodies in turn, `rate` a second for `seconds`, each to be answered within `deadline` seconds.
+    max_connections: int = 4096,
+    max_lag: float | None = None,
+    extra_wait: float = 2.0,
+) -> OpenLoopResult:
+    """POST the bodies in rotation, `rate` requests/s for `seconds`, each with a `deadline` in seconds.
 
-    A request that cannot be sent within `most_lag` seconds, else a tenth of the deadline, is not offered.
+    A request that cannot be sent within `max_lag` seconds (default: a tenth of the deadline) is skipped. Replies that
+    arrive until `extra_wait` seconds after the deadline of the last request are counted.
     """
-    found = Offered(rate, seconds, deadline)
+    result = OpenLoopResult(rate, seconds, deadline)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY:
-        most_connections = max(1, min(most_connections, files - _SPARE_FILES))
-    most_lag = 0.1 * deadline if most_lag is None else most_lag
-    await _Generator(url, post(url, bodies, deadline), found, most_connections, most_lag).run()
-    return found
+        max_connections = max(1, min(max_connections, files - _RESERVED_FILES))
+    max_lag = 0.1 * deadline if max_lag is None else max_lag
+    await _Generator(url, post_requests(url, bodies, deadline), result, max_connections, max_lag).run(extra_wait)
+    return result
 
 
 class _Generator:
-    """Sends what is due, and keeps the account."""
+    """Sends requests when they are due, over a pool of connections, and counts the replies."""
 
     def __init__(
-        self, url: str, requests: Iterator[bytes], found: Offered, most_connections: int, most_lag: float
+        self, url: str, requests: Iterator[bytes], result: OpenLoopResult, max_connections: int, max_lag: float
     ) -> None:
-        self._url, self._requests, self._found = url, requests, found
-        self._most_connections, self._most_lag = most_connections, most_lag
-        self._total = max(1, round(found.rate * found.seconds))
-        self._turn = 0
+        self._url, self._requests, self._result = url, requests, result
+        self._max_connections, self._max_lag = max_connections, max_lag
+        self._total = max(1, round(result.rate * result.seconds))
+        self._next = 0
         self._start = 0.0
-        self._idle: list[_Caller] = []
-        """the one used last is at the end, and is used first: so the others can go stale"""
-        self._callers: set[_Caller] = set()
+        self._idle: list[_PooledConnection] = []
+        """last in, first out, so that surplus connections stay idle and are dropped"""
+        self._connections: set[_PooledConnection] = set()
         self._opening: set[asyncio.Task[None]] = set()
-        self._waiting = 0
+        self._pending = 0
         self._all_sent = asyncio.Event()
         self._all_answered = asyncio.Event()
 
-    async def run(self) -> None:
-        """From the first request to the last reply, or to the end of patience."""
+    async def run(self, extra_wait: float) -> None:
+        """Send all requests and wait for their replies."""
         self._start = time.perf_counter()
         self._tick()
         try:
             await self._all_sent.wait()
-            left = self._start + self._found.seconds - time.perf_counter()
-            await asyncio.sleep(max(0.0, left))
-            self._settle()
+            remaining = self._start + self._result.seconds - time.perf_counter()
+            await asyncio.sleep(max(0.0, remaining))
+            self._check_done()
             try:
-                await asyncio.wait_for(self._all_answered.wait(), self._found.deadline + _PATIENCE)
+                await asyncio.wait_for(self._all_answered.wait(), self._result.deadline + extra_wait)
             except TimeoutError:
-                self._found.unanswered += self._waiting
+                self._result.unanswered += self._pending
         finally:
             for task in self._opening:
                 task.cancel()
             await asyncio.gather(*self._opening, return_exceptions=True)
-            for caller in list(self._callers):
-                caller.close()
-        self._found.busy_seconds = max(self._found.busy_seconds, self._found.seconds)
+            for connection in list(self._connections):
+                connection.close()
+        self._result.busy_seconds = max(self._result.busy_seconds, self._result.seconds)
 
     def _tick(self) -> None:
-        """Send what is due, and come again for what is due next."""
+        """Send the requests that are due and schedule the next tick."""
         loop = asyncio.get_running_loop()
         for _ in range(_BURST):
-            due, now = self._start + self._turn / self._found.rate, time.perf_counter()
-            if self._turn == self._total:
+            due, now = self._start + self._next / self._result.rate, time.perf_counter()
+            if self._next == self._total:
                 self._all_sent.set()
                 return
             if due > now:
                 loop.call_later(max(_TICK_SECONDS, due - now), self._tick)
                 return
-            self._turn += 1
-            self._offer(due, now)
+            self._next += 1
+            self._send(due, now)
         loop.call_soon(self._tick)
 
-    def _offer(self, due: float, now: float) -> None:
-        if now - due > self._most_lag:
-            self._found.too_late += 1
+    def _send(self, due: float, now: float) -> None:
+        if now - due > self._max_lag:
+            self._result.skipped_late += 1
             return
-        caller = self._free(now)
-        if caller is None and len(self._callers) >= self._most_connections:
-            self._found.no_connection += 1
+        connection = self._take_idle(now)
+        if connection is None and len(self._connections) >= self._max_connections:
+            self._result.skipped_no_connection += 1
             return
-        self._found.lags.append(now - due)
-        self._waiting += 1
-        if caller is None:
-            caller = _Caller(self, due)
-            self._callers.add(caller)
-            self._found.connections = max(self._found.connections, len(self._callers))
-            task = asyncio.create_task(self._open(caller))
+        self._result.lags.append(now - due)
+        self._pending += 1
+        if connection is None:
+            connection = _PooledConnection(self, due)
+            self._connections.add(connection)
+            self._result.peak_connections = max(self._result.peak_connections, len(self._connections))
+            task = asyncio.create_task(self._open(connection))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
         else:
-            caller.call(next(self._requests), due)
+            connection.send_due(next(self._requests), due)
 
-    def _free(self, now: float) -> "_Caller | None":
-        """A connection that waits for a request."""
+    def _take_idle(self, now: float) -> "_PooledConnection | None":
         while self._idle:
-            caller = self._idle.pop()
-            if caller.is_open and now - caller.idle_since < _STALE_SECONDS:
-                return caller
-            caller.close()
-            self._callers.discard(caller)
+            connection = self._idle.pop()
+            if connection.is_open and now - connection.idle_since < _MAX_IDLE_SECONDS:
+                return connection
+            connection.close()
+            self._connections.discard(connection)
         return None
 
-    async def _open(self, caller: "_Caller") -> None:
+    async def _open(self, connection: "_PooledConnection") -> None:
         try:
-            await caller.open(self._url)
+            await connection.open(self._url)
         except OSError:
-            self.lost(caller)
+            self.request_lost(connection)
         else:
-            if caller.is_open:  # else its loss is counted
-                caller.send(next(self._requests))
+            if connection.is_open:  # if it broke meanwhile, request_lost has been called
+                connection.send(next(self._requests))
 
-    def replied(self, caller: "_Caller", status: int, headers: dict[bytes, bytes]) -> None:
-        """Count a reply, and keep the connection for another request."""
+    def reply_received(self, connection: "_PooledConnection", status: int, headers: dict[bytes, bytes]) -> None:
+        """Count a reply and return its connection to the pool."""
         now = time.perf_counter()
-        self._found.busy_seconds = now - self._start
+        self._result.busy_seconds = now - self._start
         if status == 200:
-            self._found.good.append(now - caller.due)
+            self._result.good.append(now - connection.due)
         elif status == 429:
-            self._found.refusals[headers.get(b"retry-after")] += 1
+            self._result.refusals[headers.get(b"retry-after")] += 1
         else:
-            self._found.others[status] += 1
-        if caller.is_kept:
-            caller.idle_since = now
-            self._idle.append(caller)
+            self._result.other_statuses[status] += 1
+        if connection.keep_alive:
+            connection.idle_since = now
+            self._idle.append(connection)
         else:
-            caller.close()
-            self._callers.discard(caller)
-        self._waiting -= 1
-        self._settle()
+            connection.close()
+            self._connections.discard(connection)
+        self._pending -= 1
+        self._check_done()
 
-    def lost(self, caller: "_Caller") -> None:
-        """Count a request that will never be answered."""
-        self._callers.discard(caller)
-        self._found.unanswered += 1
-        self._waiting -= 1
-        self._settle()
+    def request_lost(self, connection: "_PooledConnection") -> None:
+        """Count a request whose connection broke before the reply."""
+        self._connections.discard(connection)
+        self._result.unanswered += 1
+        self._pending -= 1
+        self._check_done()
 
-    def left(self, caller: "_Caller") -> None:
-        """An idle connection was closed by the server, as it may."""
-        self._callers.discard(caller)
+    def idle_closed(self, connection: "_PooledConnection") -> None:
+        """Remove an idle connection that the server has closed."""
+        self._connections.discard(connection)
 
-    def _settle(self) -> None:
-        if self._all_sent.is_set() and not self._waiting:
+    def _check_done(self) -> None:
+        if self._all_sent.is_set() and not self._pending:
             self._all_answered.set()
 
 
-class _Caller(Connection):
-    """One connection of the pool."""
-
+class _PooledConnection(Connection):
     def __init__(self, generator: _Generator, due: float) -> None:
         super().__init__()
         self._generator = generator
-        self._calling = True
-        """whether a request waits for its reply, from before there is a connection"""
+        self._has_request = True
+        """whether a request waits for its reply; also true while the connection is being opened"""
         self.due = due
         self.idle_since = 0.0
 
-    def call(self, request: bytes, due: float) -> None:
-        self.due, self._calling = due, True
+    def send_due(self, request: bytes, due: float) -> None:
+        self.due, self._has_request = due, True
         self.send(request)
 
-    def answered(self, status: int, headers: dict[bytes, bytes]) -> None:
-        self._calling = False
-        self._generator.replied(self, status, headers)
+    def reply_received(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self._has_request = False
+        self._generator.reply_received(self, status, headers)
 
-    def broken(self) -> None:
-        if self._calling:
-            self._calling = False
-            self._generator.lost(self)
+    def connection_broken(self) -> None:
+        if self._has_request:
+            self._has_request = False
+            self._generator.request_lost(self)
         else:
-            self._generator.left(self)
+            self._generator.idle_closed(self)

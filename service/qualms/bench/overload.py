@@ -1,12 +1,13 @@
-"""What the service does with three times more than it can: answer as much as ever, in time, and refuse the rest at once.
+"""Overload test: offer the service three times its capacity and check that it keeps answering in time.
 
-The service runs on a core of its own; capacity and calm are measured first, on the same service, so that every
-statement is a ratio.
+Capacity and idle latency are measured first, on the same service and core, so that every check is a ratio.
 """
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import numpy as np
 import uvloop
@@ -14,53 +15,60 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from qualms.bench.closed_loop import drive
-from qualms.bench.load import Load, load_of, median
-from qualms.bench.open_loop import Offered, offer
-from qualms.bench.processes import HOST, BenchError, Started, choose_cores, pinned, start, terminable
-from qualms.bench.sample_images import draw
-from qualms.bench.watch import Look, watch
+from qualms.bench.closed_loop import Connection, LoadResult, median, run_closed_loop
+from qualms.bench.open_loop import OpenLoopResult, run_open_loop
+from qualms.bench.processes import HOST, BenchError, ServerProcess, choose_cores, pinned, server, terminable
+from qualms.bench.sample_images import draw_pngs
 from qualms.bundle.embedded import resolve
 from qualms.bundle.file import open_bundle
 
-FACTOR = 3.0
-"""times capacity"""
-DEADLINE = 0.5
-"""seconds in which each request is to be answered"""
+_FACTOR = 3.0
+"""offered load as a multiple of capacity"""
 _CONCURRENCY = 64
 _ROUNDS = 3
 _WARM_UP_SECONDS = 0.3
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
-_GOODPUT = 0.8
-"""least share of capacity that is to be answered in time"""
-_IN_TIME = 0.99
-"""least share of admitted requests that are to be answered in time, as p99 says"""
-_GROWTH = 1.05
-"""most memory in the overload's last quarter, as a multiple of its first quarter's"""
-_SLOWER = 1.5
-"""most p50 afterwards, as a multiple of the calm one"""
-_KEPT = 0.99
-"""least share of what was due that a generator which keeps its rate offers"""
+_MIN_GOODPUT = 0.8
+"""share of capacity that must be answered in time"""
+_MIN_IN_TIME = 0.99
+"""share of admitted requests that must be answered in time, equivalent to a p99 within the deadline"""
+_MAX_GROWTH = 1.05
+"""memory in the last quarter of the overload divided by memory in its first quarter"""
+_MAX_SLOWDOWN = 1.5
+"""p50 after the overload divided by p50 before it"""
+_MIN_SENT = 0.99
+"""share of the due requests that the generator must send to be considered fast enough"""
 _MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Overload:
-    """What was measured before, during and after."""
+class Poll:
+    """State of the service at one time, as an orchestrator sees it."""
+
+    ready: bool
+    seconds: float
+    """duration of the readiness probe, including a probe that timed out"""
+    memory: int | None
+    """bytes"""
+
+
+@dataclass(frozen=True)
+class OverloadResult:
+    """Measurements before, during and after an overload."""
 
     capacity: float
     """requests/s in a closed loop"""
-    calm: Load
-    """one request at a time, before"""
-    offered: Offered
-    looks: Sequence[Look]
-    after: Load | None
-    """one request at a time, at once afterwards; None without a good reply"""
+    before: LoadResult
+    """one request at a time, before the overload"""
+    offered: OpenLoopResult
+    polls: Sequence[Poll]
+    after: LoadResult | None
+    """one request at a time, directly after the overload; None if no reply had status 200"""
 
     @property
     def goodput(self) -> float:
-        """Good replies within the deadline, a second."""
+        """Replies/s with status 200 within the deadline."""
         return self.offered.in_time / self.offered.busy_seconds
 
     @property
@@ -70,141 +78,183 @@ class Overload:
 
     @property
     def admitted_in_time(self) -> float:
-        """Of the requests that were not refused, the share that got a good reply within the deadline."""
-        admitted = self.offered.offered - self.offered.refused
+        """Share of the requests not refused that got status 200 within the deadline."""
+        admitted = self.offered.sent - self.offered.refused
         return self.offered.in_time / admitted if admitted else 0.0
 
     @property
     def memory(self) -> tuple[float, float] | None:
-        """Bytes held in the first and in the last quarter of the overload, medians."""
-        held = [look.memory for look in self.looks if look.memory is not None]
-        if not held:
+        """Median memory in bytes in the first and in the last quarter of the overload."""
+        values = [poll.memory for poll in self.polls if poll.memory is not None]
+        if not values:
             return None
-        quarter = max(1, len(held) // 4)
-        return float(np.median(held[:quarter])), float(np.median(held[-quarter:]))
+        quarter = max(1, len(values) // 4)
+        return float(np.median(values[:quarter])), float(np.median(values[-quarter:]))
 
     @property
     def kept_rate(self) -> bool:
-        """Whether the generator offered what was due."""
-        return self.offered.offered >= _KEPT * (
-            self.offered.offered + self.offered.too_late + self.offered.no_connection
-        )
+        """Whether the load generator was fast enough to send the due requests."""
+        offered = self.offered
+        return offered.sent >= _MIN_SENT * (offered.sent + offered.skipped_late + offered.skipped_no_connection)
 
     @property
-    def statements(self) -> dict[str, bool]:
-        """What should be true, and whether it is."""
-        found, memory = self.offered, self.memory
+    def checks(self) -> dict[str, bool]:
+        """Each expected behaviour, and whether it was observed."""
+        offered, memory = self.offered, self.memory
         return {
-            "admitted requests' p99 is within the deadline": self.admitted_in_time >= _IN_TIME,
-            f"goodput is at least {_GOODPUT:g} of capacity": self.of_capacity >= _GOODPUT,
-            "the rest get 429 with a usable Retry-After": (
-                not found.others and not found.unanswered and len(found.waits) == found.refused
+            "admitted requests' p99 is within the deadline": self.admitted_in_time >= _MIN_IN_TIME,
+            f"goodput is at least {_MIN_GOODPUT:g} of capacity": self.of_capacity >= _MIN_GOODPUT,
+            "all other requests get 429 with a usable Retry-After": (
+                not offered.other_statuses
+                and not offered.unanswered
+                and len(offered.retry_after_seconds) == offered.refused
             ),
-            "memory is flat": memory is not None and memory[1] <= _GROWTH * memory[0],
-            "readiness stays true": bool(self.looks) and all(look.ready for look in self.looks),
-            "latency is back at once": (
-                self.after is not None and not self.after.errors and self.after.p50 <= _SLOWER * self.calm.p50
+            "memory does not grow": memory is not None and memory[1] <= _MAX_GROWTH * memory[0],
+            "readiness stays true": bool(self.polls) and all(poll.ready for poll in self.polls),
+            "latency recovers at once": (
+                self.after is not None and not self.after.errors and self.after.p50 <= _MAX_SLOWDOWN * self.before.p50
             ),
         }
 
 
-def overload(
+def run_overload(
     model: str | None = None,
     *,
     seconds: float = 60.0,
-    deadline: float = DEADLINE,
-    factor: float = FACTOR,
-    calm_seconds: float = 2.0,
+    deadline: float = 0.5,
+    idle_seconds: float = 2.0,
     console: Console | None = None,
-) -> Overload:
-    """Start the service, overload it for `seconds`, and print what happened; `model` is a bundle's path or a name."""
+) -> OverloadResult:
+    """Start the service, overload it for `seconds`, and print the result; `model` is a bundle's path or a name."""
     if model is not None and "://" in model:
-        raise BenchError(f"An overload is for a service of the benchmark's own; {model!r} is not a bundle.")
+        raise BenchError(f"--overload starts its own service; it accepts a bundle or a model's name, not {model!r}.")
     console = console or Console()
     bundle = open_bundle(resolve(model))
-    pictures, path = draw(bundle.manifest.input), str(bundle.path.resolve())
+    files, path = draw_pngs(bundle.manifest.input), str(bundle.path.resolve())
     server_core, load_core = choose_cores()
-    ours = start(lambda port: ["qualms", "serve", path, "--host", HOST, "--port", str(port)], server_core)
-    with terminable(), ours as service, pinned(load_core):
-        found = measure(service, pictures, seconds, deadline, factor, calm_seconds)
-    show(found, console)
+    serve = server(lambda port: ["qualms", "serve", path, "--host", HOST, "--port", str(port)], server_core)
+    with terminable(), serve as service, pinned(load_core):
+        result = measure(service, files, seconds, deadline, idle_seconds)
+    print_overload(result, console)
     if server_core is not None and server_core == load_core:
-        console.print("Server and load shared the only core, so the load took its time from the server.")
-    return found
+        console.print("Server and load generator shared the only core, so the load took time from the server.")
+    return result
 
 
 def measure(
-    service: Started, pictures: list[bytes], seconds: float, deadline: float, factor: float, calm_seconds: float
-) -> Overload:
-    """Calm, capacity, overload, and calm again."""
+    service: ServerProcess, files: list[bytes], seconds: float, deadline: float, idle_seconds: float
+) -> OverloadResult:
+    """Measure idle latency, capacity, the overload, and idle latency again."""
     url = f"{service.url}/predict"
 
-    def closed(concurrency: int) -> Load:
-        return load_of(drive(url, pictures, calm_seconds, concurrency, deadline))
+    def closed_loop(concurrency: int) -> LoadResult:
+        return run_closed_loop(url, files, idle_seconds, concurrency, deadline).summary()
 
-    drive(url, pictures, _WARM_UP_SECONDS, _CONCURRENCY)
-    calm = closed(1)
-    capacity = median([closed(_CONCURRENCY) for _ in range(_ROUNDS)]).requests_per_second
-    looks: list[Look] = []
+    run_closed_loop(url, files, _WARM_UP_SECONDS, _CONCURRENCY)
+    before = closed_loop(1)
+    capacity = median([closed_loop(_CONCURRENCY) for _ in range(_ROUNDS)]).requests_per_second
+    polls: list[Poll] = []
 
-    async def attack() -> Offered:
-        watching = asyncio.create_task(watch(service.url, service.memory, min(_LOOK_SECONDS, seconds / 4), looks))
+    async def overload() -> OpenLoopResult:
+        polling = asyncio.create_task(poll_service(service.url, service.memory, min(_POLL_SECONDS, seconds / 4), polls))
         try:
-            return await offer(url, pictures, factor * capacity, seconds, deadline)
+            return await run_open_loop(url, files, _FACTOR * capacity, seconds, deadline)
         finally:
-            watching.cancel()
+            polling.cancel()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        offered = runner.run(attack())
+        offered = runner.run(overload())
     try:
-        after = closed(1)
+        after = closed_loop(1)
     except BenchError:
         after = None
-    return Overload(capacity, calm, offered, looks, after)
+    return OverloadResult(capacity, before, offered, polls, after)
 
 
-def show(found: Overload, console: Console) -> None:
-    """Print the figures, and last which statements hold."""
+async def poll_service(
+    url: str, memory: Callable[[], int | None], interval: float, polls: list[Poll], *, timeout: float = 1.0
+) -> None:
+    """Append a poll every `interval` seconds until cancelled; `timeout` is that of Kubernetes' probes."""
+    start = time.perf_counter()
+    while True:
+        probe_start = time.perf_counter()
+        ready = await _is_ready(url, timeout)
+        polls.append(Poll(ready, time.perf_counter() - probe_start, memory()))
+        elapsed = time.perf_counter() - start
+        await asyncio.sleep(interval - elapsed % interval)
+
+
+async def _is_ready(url: str, timeout: float) -> bool:
+    probe = _Probe()
+    try:
+        async with asyncio.timeout(timeout):
+            await probe.open(url)
+            probe.send(f"GET /readyz HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\n\r\n".encode())
+            return await probe.status == 200
+    except OSError:  # includes TimeoutError
+        return False
+    finally:
+        probe.close()
+
+
+class _Probe(Connection):
+    """A connection for one request; `status` is 0 if the connection breaks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def reply_received(self, status: int, headers: dict[bytes, bytes]) -> None:
+        if not self.status.done():
+            self.status.set_result(status)
+
+    def connection_broken(self) -> None:
+        if not self.status.done():
+            self.status.set_result(0)
+
+
+def print_overload(result: OverloadResult, console: Console) -> None:
+    """Print the figures and then the checks."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()
-    for name, value in _figures(found):
+    for name, value in _figures(result):
         table.add_row(name, value)
     console.print(table)
-    offered = found.offered
-    if not found.kept_rate:
+    offered = result.offered
+    if not result.kept_rate:
         console.print(
-            f"The load generator could not keep the rate: {offered.too_late:,} requests were not sent as it was behind, "
-            f"{offered.no_connection:,} as all {offered.connections:,} connections were busy."
+            f"The load generator could not keep the rate: {offered.skipped_late:,} requests were not sent because it was "
+            f"behind, {offered.skipped_no_connection:,} because all {offered.peak_connections:,} connections were busy."
         )
-    holds = [name for name, true in found.statements.items() if true]
-    fails = [name for name, true in found.statements.items() if not true]
-    said = f"{len(holds)} of {len(found.statements)} statements hold"
-    if holds:
-        said += f": {', '.join(holds)}"
-    if fails:
-        said += f". Not so: {', '.join(fails)}"
-    console.print(f"{said}.")
+    passed = [name for name, true in result.checks.items() if true]
+    failed = [name for name, true in result.checks.items() if not true]
+    summary = f"{len(passed)} of {len(result.checks)} checks passed"
+    if passed:
+        summary += f": {', '.join(passed)}"
+    if failed:
+        summary += f". Failed: {', '.join(failed)}"
+    console.print(f"{summary}.")
 
 
-def _figures(found: Overload) -> list[tuple[str, str]]:
-    offered, seconds, memory = found.offered, found.offered.seconds, found.memory
-    others = [f"{status}: {count:,}" for status, count in sorted(offered.others.items())]
-    waits = offered.waits
+def _figures(result: OverloadResult) -> list[tuple[str, str]]:
+    offered, seconds, memory = result.offered, result.offered.seconds, result.memory
+    others = [f"{status}: {count:,}" for status, count in sorted(offered.other_statuses.items())]
+    waits = offered.retry_after_seconds
     usable = f", Retry-After in {len(waits) / offered.refused:.1%} of them" if offered.refused else ""
     span = f", {min(waits)} to {max(waits)} s" if waits else ""
-    ready = sum(look.ready for look in found.looks)
-    slowest = max((look.seconds for look in found.looks), default=0.0)
+    ready = sum(poll.ready for poll in result.polls)
+    slowest = max((poll.seconds for poll in result.polls), default=0.0)
     return [
-        ("capacity", f"{found.capacity:,.0f}/s in a closed loop of {_CONCURRENCY}"),
-        ("due", f"{offered.rate:,.0f}/s for {seconds:g} s, {offered.rate / found.capacity:.2f} × capacity"),
+        ("capacity", f"{result.capacity:,.0f}/s in a closed loop with {_CONCURRENCY} connections"),
+        ("due", f"{offered.rate:,.0f}/s for {seconds:g} s, {offered.rate / result.capacity:.2f} × capacity"),
         (
-            "offered",
-            f"{offered.offered / seconds:,.0f}/s, {offered.offered / seconds / found.capacity:.2f} × capacity; "
-            f"{offered.connections:,} connections; lag p99 {_milliseconds(offered.lags, 99)}",
+            "sent",
+            f"{offered.sent / seconds:,.0f}/s, {offered.sent / seconds / result.capacity:.2f} × capacity; "
+            f"{offered.peak_connections:,} connections; lag p99 {_milliseconds(offered.lags, 99)}",
         ),
-        ("good in time", f"{found.goodput:,.0f}/s, {found.of_capacity:.2f} of capacity"),
-        ("admitted, in time", f"{found.admitted_in_time:.2%} of those not refused"),
+        ("good in time", f"{result.goodput:,.0f}/s, {result.of_capacity:.2f} of capacity"),
+        ("admitted, in time", f"{result.admitted_in_time:.2%} of those not refused"),
         (
             "good replies",
             f"{len(offered.good):,}, {offered.in_time / max(1, len(offered.good)):.2%} of them in time; "
@@ -218,11 +268,11 @@ def _figures(found: Overload) -> list[tuple[str, str]]:
             "memory",
             f"{memory[0] / _MIB:.1f} MiB in the first quarter, {memory[1] / _MIB:.1f} MiB in the last"
             if memory
-            else "not known on this system",
+            else "not available on this system",
         ),
-        ("ready", f"{ready} of {len(found.looks)} polls, the slowest in {1e3 * slowest:.0f} ms"),
-        ("one at a time, before", _latency(found.calm)),
-        ("one at a time, after", _latency(found.after) if found.after else "no good reply"),
+        ("ready", f"{ready} of {len(result.polls)} polls, the slowest in {1e3 * slowest:.0f} ms"),
+        ("one at a time, before", _latency(result.before)),
+        ("one at a time, after", _latency(result.after) if result.after else "no successful reply"),
     ]
 
 
@@ -230,5 +280,5 @@ def _milliseconds(values: Sequence[float], percentile: float) -> str:
     return f"{1e3 * np.percentile(values, percentile):.1f} ms" if len(values) else "–"
 
 
-def _latency(load: Load) -> str:
+def _latency(load: LoadResult) -> str:
     return f"p50 {1e3 * load.p50:.2f} ms, p99 {1e3 * load.p99:.2f} ms, {load.errors} errors"

@@ -1,6 +1,6 @@
-"""The server to compare with, as one would write it first: a FastAPI route, a response model, one run a request.
+"""The server that the benchmark compares with: a plain FastAPI route with a response model, one model run per request.
 
-It decodes, infers and answers the same as the service, without batches, deadlines, metrics or limits. Run it with
+Its replies equal those of the service, but it has no batching, deadlines, metrics or limits. Run it with
 `python -m qualms.bench.plain_server MODEL PORT`.
 """
 
@@ -35,7 +35,7 @@ from qualms.web.schemas import (
 
 
 def create_app(bundle: Bundle, device: Device = "cpu") -> FastAPI:
-    """A server for one bundle, ready once this returns."""
+    """A server for one bundle; the model is loaded when this returns."""
     manifest = bundle.manifest
     engine = Engine(bundle, device, available_cores(), max_batch=1)
     rule = Decider(manifest).rule()
@@ -58,7 +58,7 @@ def create_app(bundle: Bundle, device: Device = "cpu") -> FastAPI:
 
 
 def _result(outputs: Outputs, source: str, classes: list[str], rule: Rule) -> Result:
-    """What is said about the only image of a run."""
+    """The result for the only image of a run."""
     index = int(outputs["prediction"][0])
     value = {name: float(outputs[name][0]) for name in outputs if outputs[name].ndim == 1}
     verdicts = decide(rule, outputs)
@@ -95,7 +95,7 @@ def _result(outputs: Outputs, source: str, classes: list[str], rule: Rule) -> Re
 
 
 def main(model: str, port: str) -> None:
-    """Serve on loopback until a signal."""
+    """Serve on the loopback interface until a signal arrives."""
     bundle = open_bundle(resolve(model))
     app = create_app(bundle, load_settings().device)
     uvicorn.run(app, host="127.0.0.1", port=int(port), access_log=False, log_level="warning")

@@ -1,4 +1,4 @@
-"""Servers as processes of their own, each on its core, that end with the benchmark whatever happens to it."""
+"""Server processes for benchmarks, each pinned to a core and always ended with the benchmark."""
 
 import os
 import resource
@@ -27,29 +27,29 @@ _POLL_SECONDS = 0.05
 
 
 class BenchError(QualmsError):
-    """A server or a load generator that is needed for the comparison does not do its part."""
+    """A benchmark cannot run as requested: a server or load generator failed, or an argument is not accepted."""
 
 
 def choose_cores(
     available: Sequence[int] | None = None, siblings: Callable[[int], set[int]] | None = None
 ) -> tuple[int | None, int | None]:
-    """The server's core and the load generator's, or None where processes cannot be pinned.
+    """The cores of the server and of the load generator, or None if processes cannot be pinned on this system.
 
-    The two share no physical core if that can be had: the server's core should be as fast as when it is alone.
+    They are on different physical cores if possible, so that the load does not slow down the server's core.
     """
     if available is None:
         available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if not available:
         return None, None
     server = available[0]
-    together = (siblings or _siblings)(server)
+    same_physical = (siblings or _siblings)(server)
     others = [core for core in available if core != server]
-    apart = [core for core in others if core not in together]
-    return server, (apart or others or [server])[0]
+    separate = [core for core in others if core not in same_physical]
+    return server, (separate or others or [server])[0]
 
 
 def _siblings(core: int) -> set[int]:
-    """The logical cores of one physical core, as far as the system tells."""
+    """The logical cores on the same physical core; only the core itself if the system does not list them."""
     try:
         text = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
     except OSError:
@@ -60,7 +60,7 @@ def _siblings(core: int) -> set[int]:
 
 @contextmanager
 def pinned(core: int | None) -> Iterator[None]:
-    """Keep this thread, and every process that it starts meanwhile, on one core."""
+    """Pin this thread, and every process that it starts, to one core."""
     if core is None:
         yield
         return
@@ -73,14 +73,14 @@ def pinned(core: int | None) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Started:
-    """A server that is ready."""
+class ServerProcess:
+    """A running server that is ready."""
 
     url: str
     pid: int
 
     def memory(self) -> int | None:
-        """Bytes that it holds in memory now; None where the system does not tell, or it has ended."""
+        """Resident memory in bytes; None if the process has ended or the system has no /proc."""
         try:
             pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
         except (OSError, LookupError):
@@ -89,31 +89,24 @@ class Started:
 
 
 @contextmanager
-def server(arguments: Callable[[int], list[str]], core: int | None) -> Iterator[str]:
-    """Run `python ARGUMENTS(port)` on a core; yields its address once /readyz says 200, and ends it afterwards."""
-    with start(arguments, core) as started:
-        yield started.url
-
-
-@contextmanager
-def start(arguments: Callable[[int], list[str]], core: int | None) -> Iterator[Started]:
-    """The same, for who wants to know the process as well."""
-    port = _free_port()
+def server(arguments: Callable[[int], list[str]], core: int | None) -> Iterator[ServerProcess]:
+    """Run `python -m ARGUMENTS(port)` on a core; yield it when /readyz returns 200, and end it afterwards."""
+    port = free_port()
     url = f"http://{HOST}:{port}"
     with tempfile.TemporaryFile() as errors:
-        # -P: a folder of the user's that is called service must not take the place of ours.
+        # -P: a folder named qualms in the working directory must not shadow this package.
         command = [sys.executable, "-P", "-m", *arguments(port)]
         with pinned(core):
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
         try:
             _wait_until_ready(url, process, errors)
-            yield Started(url, process.pid)
+            yield ServerProcess(url, process.pid)
         finally:
             _stop(process)
 
 
 def get(url: str, timeout: float = 5.0) -> bytes:
-    """The body of a good reply; BenchError for any other, or for none."""
+    """The body of a reply with status 200; raises BenchError for any other status or if there is no reply."""
     parts = urlsplit(url)
     with closing(HTTPConnection(parts.hostname or "", parts.port, timeout)) as connection:
         try:
@@ -121,30 +114,31 @@ def get(url: str, timeout: float = 5.0) -> bytes:
             reply = connection.getresponse()
             body = reply.read()
         except (OSError, HTTPException) as error:
-            raise BenchError(f"{url} does not answer: {error}.") from None
+            raise BenchError(f"{url} does not respond: {error}.") from None
     if reply.status != 200:
-        raise BenchError(f"{url} answers with status {reply.status}.")
+        raise BenchError(f"{url} returned status {reply.status}; expected 200.")
     return body
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM unwind the stack as Ctrl-C does, so that what was started is ended."""
+    """Make SIGTERM unwind the stack like Ctrl-C, so that started processes are ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def leave(number: int, _: FrameType | None) -> None:
+    def exit_on_signal(number: int, _: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = signal.signal(signal.SIGTERM, exit_on_signal)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback interface that is currently unused."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -158,22 +152,22 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], errors: IO[byt
             get(f"{url}/readyz")
         except BenchError:
             if process.poll() is not None:
-                raise BenchError(f"A server did not start: {_last_line(errors, process.returncode)}") from None
+                raise BenchError(f"The server did not start: {_last_line(errors, process.returncode)}") from None
             time.sleep(_POLL_SECONDS)
         else:
             return
-    raise BenchError(f"A server was not ready within {_READY_SECONDS:g} seconds.")
+    raise BenchError(f"The server was not ready within {_READY_SECONDS:g} seconds.")
 
 
 def _last_line(errors: IO[bytes], code: int) -> str:
     errors.seek(0)
     lines = errors.read().decode(errors="replace").split("\n")
-    said = [line for line in lines if line.strip()]
-    return said[-1].removeprefix("qualms: ") if said else f"it ended with code {code}."
+    written = [line for line in lines if line.strip()]
+    return written[-1].removeprefix("qualms: ") if written else f"it exited with code {code}."
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGINT, as SIGTERM would let the service drain first; then, if it must be, the end."""
+    """Send SIGINT, because SIGTERM would start draining; kill the process if it does not end in time."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     try:
@@ -181,5 +175,5 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         pass
     finally:
-        process.kill()  # does nothing to a process that has ended
+        process.kill()  # does nothing if the process has ended
         process.wait()

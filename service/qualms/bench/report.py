@@ -1,69 +1,100 @@
-"""The figures of a benchmark as a table and one sentence."""
+"""The printed tables of the comparison: throughput and latency, and the breakdown of `--profile`."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from qualms.bench.load import Load
+from qualms.bench.closed_loop import LoadResult, Replies, run_closed_loop
 from qualms.bench.machine_limit import Limit
+from qualms.bench.processes import get
+
+_STAGES = ("queue", "decode", "inference")
+_BATCH_SIZE = re.compile(r"^qualms_batch_size_(sum|count)\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured at one concurrency; limit and plain server are None where there is no bundle to run."""
+    """Measurements at one concurrency; `plain` and `limit` are None if no bundle was given."""
 
     concurrency: int
-    ours: Load
-    plain: Load | None
+    ours: LoadResult
+    plain: LoadResult | None
     limit: Limit | None
 
     @property
     def of_limit(self) -> float | None:
-        """Requests/s as a share of what one core can do at most."""
+        """Requests/s divided by the machine's limit for one core."""
         return None if self.limit is None else self.ours.requests_per_second / self.limit.images_per_second
 
     @property
     def of_plain(self) -> float | None:
-        """Requests/s as a multiple of the plain server's."""
+        """Requests/s divided by those of the plain server."""
         return None if self.plain is None else self.ours.requests_per_second / self.plain.requests_per_second
 
     @property
     def p50_of_plain(self) -> float | None:
-        """Median latency as a multiple of the plain server's."""
+        """Median latency divided by that of the plain server."""
         return None if self.plain is None else self.ours.p50 / self.plain.p50
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
-    """Print everything, and then what it comes to."""
+def print_comparison(rows: Sequence[Row], console: Console) -> None:
+    """Print one table and a summary."""
     headers = ("concurrency", "", "requests/s", "p50 ms", "p99 ms", "errors", "of\nlimit", "of\nplain", "p50 of\nplain")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for place, header in enumerate(headers):
-        table.add_column(header, justify="left" if place == 1 else "right", no_wrap=True)
-    for place, row in enumerate(rows):
-        if place:
+    for header in headers:
+        table.add_column(header, justify="right" if header else "left", no_wrap=True)
+    for index, row in enumerate(rows):
+        if index:
             table.add_row()
         if row.limit is not None:
             table.add_row(str(row.concurrency), "limit", f"{row.limit.images_per_second:,.0f}")
         ratios = [_ratio(value) for value in (row.of_limit, row.of_plain, row.p50_of_plain)]
-        concurrency = "" if row.limit else str(row.concurrency)
-        table.add_row(
-            concurrency,
-            "[bold]qualms",
-            *_figures(row.ours),
-            *ratios,
-        )
+        table.add_row("" if row.limit else str(row.concurrency), "[bold]qualms", *_figures(row.ours), *ratios)
         if row.plain is not None:
             of_limit = row.plain.requests_per_second / row.limit.images_per_second if row.limit else None
             table.add_row("", "plain", *_figures(row.plain), _ratio(of_limit))
     console.print(table)
-    for sentence in _sentences(rows):
-        console.print(sentence)
+    last = rows[-1]
+    if last.of_limit is not None and last.of_plain is not None:
+        console.print(
+            f"At concurrency {last.concurrency}: {last.of_limit:.2f} of the limit, "
+            f"{last.of_plain:.2f} times the plain server's requests/s."
+        )
+    if rows[0].concurrency == 1 and rows[0].p50_of_plain is not None:
+        console.print(f"At concurrency 1: p50 is {rows[0].p50_of_plain:.2f} of the plain server's.")
 
 
-def _figures(load: Load) -> tuple[str, str, str, str]:
+def print_breakdown(url: str, files: list[bytes], seconds: float, rows: Sequence[Row], console: Console) -> None:
+    """Load the service once more at each concurrency; print latency by stage and time per reply."""
+    latency = _breakdown_table("Latency by stage, medians in ms", "p50", *_STAGES, "other", "images/run")
+    for row in rows:
+        before = _batch_counts(url)
+        replies = run_closed_loop(f"{url}/predict", files, seconds, row.concurrency)
+        images, runs = _batch_counts(url) - before
+        medians = (f"{1e3 * value:.3f}" for value in _stage_medians(replies))
+        latency.add_row(str(row.concurrency), *medians, f"{images / runs:.1f}")
+    console.print(latency)
+    cost = _breakdown_table("Time per reply, µs", "1 ÷ requests/s", "decode", "inference", "encode", "other")
+    for row in rows:
+        if row.limit is not None:
+            whole = 1 / row.ours.requests_per_second
+            parts = (row.limit.decode, row.limit.inference, row.limit.encode)
+            cost.add_row(str(row.concurrency), *(f"{1e6 * part:.0f}" for part in (whole, *parts, whole - sum(parts))))
+    if cost.row_count:
+        console.print(cost)
+        console.print(
+            "Decoding, inference and encoding are measured in process. Other: HTTP, the event loop, the hand-over to "
+            "the runner, metrics, smaller batches, and at low concurrency the time in which the service waits for the "
+            "client."
+        )
+
+
+def _figures(load: LoadResult) -> tuple[str, str, str, str]:
     return f"{load.requests_per_second:,.0f}", f"{1e3 * load.p50:.2f}", f"{1e3 * load.p99:.2f}", str(load.errors)
 
 
@@ -71,14 +102,23 @@ def _ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _sentences(rows: Sequence[Row]) -> list[str]:
-    found = []
-    most = rows[-1]
-    if most.of_limit is not None and most.of_plain is not None:
-        found.append(
-            f"At concurrency {most.concurrency}: {most.of_limit:.2f} of the limit, "
-            f"{most.of_plain:.2f} times the plain server's requests/s."
-        )
-    if rows[0].concurrency == 1 and rows[0].p50_of_plain is not None:
-        found.append(f"At concurrency 1: p50 is {rows[0].p50_of_plain:.2f} of the plain server's.")
-    return found
+def _stage_medians(replies: Replies) -> list[float]:
+    """Medians in seconds: total latency, each stage of Server-Timing, and the remainder."""
+    stages = np.array(
+        [[replies.timing(index).get(stage, 0.0) for stage in _STAGES] for index in range(len(replies.timings))]
+    )
+    whole = np.array(replies.latencies)
+    return [float(np.median(part)) for part in (whole, *stages.T, whole - stages.sum(axis=1))]
+
+
+def _batch_counts(url: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Number of images and number of runs so far, from the service's metrics (2,)."""
+    values = dict(_BATCH_SIZE.findall(get(f"{url}/metrics").decode()))
+    return np.array([float(values["sum"]), float(values["count"])])
+
+
+def _breakdown_table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in ("concurrency", *columns):
+        table.add_column(column, justify="right", no_wrap=True)
+    return table

@@ -1,5 +1,3 @@
-"""The benchmark measures what it says and leaves nothing behind; its figures are for a person to read."""
-
 import asyncio
 import io
 import math
@@ -18,19 +16,26 @@ import httpx
 import orjson
 import pytest
 from PIL import Image
+from qualms.inference.jobs import Answer, Batch
 from rich.console import Console
 from typer.testing import CliRunner
 
 from qualms import cli
-from qualms.bench import comparison as run
-from qualms.bench import plain_server as plain
-from qualms.bench import processes
-from qualms.bench.closed_loop import drive
-from qualms.bench.load import Load, OwnClient, Wrk, best_generator, median, parse_wrk
+from qualms.bench import comparison, plain_server
+from qualms.bench.closed_loop import (
+    BuiltInClient,
+    LoadResult,
+    Wrk,
+    default_generator,
+    median,
+    parse_wrk,
+    run_closed_loop,
+)
+from qualms.bench.comparison import compare
 from qualms.bench.machine_limit import LimitMeter
-from qualms.bench.processes import BenchError, choose_cores, pinned, server
-from qualms.bench.report import Row, show
-from qualms.bench.sample_images import draw
+from qualms.bench.processes import HOST, BenchError, choose_cores, free_port, pinned, server
+from qualms.bench.report import Row, print_comparison
+from qualms.bench.sample_images import draw_pngs
 from qualms.bundle.file import open_bundle
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
 from qualms.decisions.verdicts import Decider
@@ -38,7 +43,6 @@ from qualms.errors import BundleError
 from qualms.images.input_spec import InputSpec
 from qualms.images.preprocess import preprocess
 from qualms.inference.engine import Engine
-from qualms.inference.jobs import Answer, Batch
 from qualms.web.reply import ReplyWriter
 
 linux = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes can be pinned on Linux only")
@@ -65,22 +69,23 @@ Running 2s test @ http://127.0.0.1:8000/predict
 
 
 class Stub(ThreadingHTTPServer):
-    """A server that remembers what it was sent, and answers as it is told."""
+    """A server that records request bodies and returns the given statuses in rotation."""
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, statuses: list[int]) -> None:
-        super().__init__((processes.HOST, 0), StubHandler)
+    def __init__(self, statuses: list[int], models: Any = ()) -> None:
+        super().__init__((HOST, 0), StubHandler)
         self.statuses = statuses
+        self.models = orjson.dumps({"models": models})
         self.bodies: list[bytes] = []
 
     @property
     def url(self) -> str:
-        return f"http://{processes.HOST}:{self.server_port}"
+        return f"http://{HOST}:{self.server_port}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients may leave in the middle, as ours do when their time is over."""
+        """Print nothing: the load generators abort connections when their time is over."""
 
 
 class StubHandler(BaseHTTPRequestHandler):
@@ -90,12 +95,12 @@ class StubHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.server.bodies.append(self.rfile.read(int(self.headers["content-length"])))
         status = self.server.statuses[(len(self.server.bodies) - 1) % len(self.server.statuses)]
-        self._answer(status, b"" if status == 200 else b"no")
+        self._reply(status, b"" if status == 200 else b"no")
 
     def do_GET(self) -> None:
-        self._answer(200, b'{"models": []}')
+        self._reply(200, self.server.models)
 
-    def _answer(self, status: int, body: bytes) -> None:
+    def _reply(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Server-Timing", "queue;dur=1.5, decode;dur=0.250")
@@ -107,36 +112,36 @@ class StubHandler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def stub() -> Iterator[Callable[[list[int]], Stub]]:
-    """Statuses → a server that gives them in turn."""
+def stub() -> Iterator[Callable[..., Stub]]:
+    """Starts stub servers."""
     started: list[Stub] = []
 
-    def start(statuses: list[int]) -> Stub:
-        started.append(Stub(statuses))
+    def start(*arguments: Any) -> Stub:
+        started.append(Stub(*arguments))
         threading.Thread(target=started[-1].serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         return started[-1]
 
     yield start
-    for one in started:
-        one.shutdown()
-        one.server_close()
+    for running in started:
+        running.shutdown()
+        running.server_close()
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
-    """Every process that the benchmark starts."""
-    found: list[subprocess.Popen[bytes]] = []
+    """All processes that the benchmark starts."""
+    processes: list[subprocess.Popen[bytes]] = []
 
     class Recorded(subprocess.Popen[bytes]):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            found.append(self)
+            processes.append(self)
 
     monkeypatch.setattr(subprocess, "Popen", Recorded)
-    return found
+    return processes
 
 
-def printed() -> Console:
+def string_console() -> Console:
     return Console(file=io.StringIO(), width=80)
 
 
@@ -145,43 +150,45 @@ def text_of(console: Console) -> str:
     return console.file.getvalue()
 
 
-# The whole
+# Whole runs
 
 
-def test_a_small_run_measures_everybody_and_ends_what_it_started(
+def test_a_run_measures_limit_service_and_plain_server_and_ends_its_processes(
     bundle_file: Path, started: list[subprocess.Popen[bytes]]
 ) -> None:
-    console = printed()
-    rows = run.bench(
+    console = string_console()
+    rows = compare(
         str(bundle_file),
         seconds=0.3,
         rounds=1,
         concurrencies=(4, 1),
         profile=True,
-        generator=OwnClient(),
+        generator=BuiltInClient(),
         console=console,
     )
     assert [row.concurrency for row in rows] == [1, 4]
     assert all(row.limit and row.plain and row.ours.errors == row.plain.errors == 0 for row in rows)
     text = text_of(console)
     for words in (
-        "the client of this program",
+        "the built-in client",
         "of the limit",
         "the plain server's",
-        "images a run",
-        "What a reply costs",
+        "images/run",
+        "Time per reply",
     ):
         assert words in text
     assert len(started) == 2
     assert all(process.returncode is not None for process in started)
 
 
-def test_a_running_service_is_measured_where_it_is(bundle_file: Path, started: list[subprocess.Popen[bytes]]) -> None:
-    options: dict[str, Any] = {"seconds": 0.2, "rounds": 1, "concurrencies": [2], "generator": OwnClient()}
-    with server(lambda port: ["qualms", "serve", str(bundle_file), "--port", str(port)], None) as url:
-        (alone,) = run.bench(url, console=printed(), **options)
+def test_a_running_service_is_measured_without_starting_another(
+    bundle_file: Path, started: list[subprocess.Popen[bytes]]
+) -> None:
+    options: dict[str, Any] = {"seconds": 0.2, "rounds": 1, "concurrencies": [2], "generator": BuiltInClient()}
+    with server(lambda port: ["qualms", "serve", str(bundle_file), "--port", str(port)], None) as service:
+        (alone,) = compare(service.url, console=string_console(), **options)
         assert len(started) == 1
-        (compared,) = run.bench(f"{url}/", bundle=str(bundle_file), console=printed(), **options)
+        (compared,) = compare(f"{service.url}/", bundle=str(bundle_file), console=string_console(), **options)
         assert len(started) == 2
     assert (alone.limit, alone.plain) == (None, None)
     assert compared.limit
@@ -189,29 +196,29 @@ def test_a_running_service_is_measured_where_it_is(bundle_file: Path, started: l
 
 
 @pytest.mark.parametrize(
-    "leave",
+    "interrupt",
     [lambda: signal.raise_signal(signal.SIGINT), lambda: signal.raise_signal(signal.SIGTERM), lambda: 1 / 0],
     ids=["Ctrl-C", "SIGTERM", "error"],
 )
-def test_servers_end_however_the_benchmark_does(
-    bundle_file: Path, started: list[subprocess.Popen[bytes]], leave: Callable[[], object]
+def test_servers_are_ended_after_an_interrupt_or_error(
+    bundle_file: Path, started: list[subprocess.Popen[bytes]], interrupt: Callable[[], object]
 ) -> None:
-    class Leaving(OwnClient):
-        def __call__(self, url: str, bodies: list[bytes], seconds: float, concurrency: int) -> Load:
-            leave()
+    class Interrupted(BuiltInClient):
+        def __call__(self, url: str, bodies: list[bytes], seconds: float, concurrency: int) -> LoadResult:
+            interrupt()
             return super().__call__(url, bodies, seconds, concurrency)
 
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises((KeyboardInterrupt, SystemExit, ZeroDivisionError)):
-        run.bench(str(bundle_file), seconds=0.1, concurrencies=[1], generator=Leaving(), console=printed())
+        compare(str(bundle_file), seconds=0.1, concurrencies=[1], generator=Interrupted(), console=string_console())
     assert len(started) == 2
     assert all(process.returncode is not None for process in started)
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_the_command_hands_over_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(run, "bench", lambda target, **options: given.update(options, target=target))
+    monkeypatch.setattr(comparison, "compare", lambda target, **options: given.update(options, target=target))
     arguments = ["bench", "mnist", "--seconds", "2", "--concurrency", "4", "--concurrency", "16", "--profile"]
     assert CliRunner().invoke(cli.app, arguments).exit_code == 0
     assert given == {
@@ -224,36 +231,36 @@ def test_the_command_hands_over_what_it_is_given(monkeypatch: pytest.MonkeyPatch
     }
 
 
-# What cannot be measured
+# Targets that cannot be measured
 
 
 @pytest.mark.parametrize("url", ["http://192.0.2.1:8000", "https://127.0.0.1:8000", "http://example.org", "http://"])
-def test_only_loopback_is_put_under_load(url: str) -> None:
+def test_urls_outside_the_loopback_interface_are_rejected(url: str) -> None:
     with pytest.raises(BenchError, match="loopback"):
-        run.bench(url, console=printed())
+        compare(url, console=string_console())
 
 
-def test_a_url_without_a_service_is_said_so(stub: Callable[[list[int]], Stub]) -> None:
-    with pytest.raises(BenchError, match="does not answer"):
-        run.bench(f"http://127.0.0.1:{processes._free_port()}", console=printed())
-    with pytest.raises(BenchError, match="does not serve a model of ours"):
-        run.bench(stub([200]).url, console=printed())
+def test_a_url_without_a_qualms_service_is_an_error(stub: Callable[..., Stub]) -> None:
+    with pytest.raises(BenchError, match="does not respond"):
+        compare(f"http://127.0.0.1:{free_port()}", console=string_console())
+    with pytest.raises(BenchError, match="is not a Qualms service"):
+        compare(stub([200]).url, console=string_console())
 
 
-def test_a_bundle_that_is_not_the_one_served_is_refused(bundle_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_served", lambda url: (InputSpec(height=6, width=5), "f" * 64))
-    with pytest.raises(BenchError, match="serves the model ffffffffffffffff…, not"):
-        run.bench("http://localhost:1", bundle=str(bundle_file), console=printed())
+def test_a_bundle_that_differs_from_the_served_one_is_rejected(bundle_file: Path, stub: Callable[..., Stub]) -> None:
+    served = stub([200], [{"input": {"height": 6, "width": 5}, "digest": "f" * 64}])
+    with pytest.raises(BenchError, match="serves the model with digest ffffffffffffffff…, but"):
+        compare(served.url, bundle=str(bundle_file), console=string_console())
 
 
-def test_a_bundle_of_its_own_needs_a_url(bundle_file: Path) -> None:
-    with pytest.raises(BenchError, match="give the URL"):
-        run.bench(str(bundle_file), bundle=str(bundle_file), console=printed())
+def test_the_bundle_option_needs_a_url(bundle_file: Path) -> None:
+    with pytest.raises(BenchError, match="only together with the URL"):
+        compare(str(bundle_file), bundle=str(bundle_file), console=string_console())
     with pytest.raises(BundleError, match=r"no file 'nothing\.onnx'"):
-        run.bench("nothing.onnx", console=printed())
+        compare("nothing.onnx", console=string_console())
 
 
-def test_a_server_that_does_not_start_says_why(started: list[subprocess.Popen[bytes]]) -> None:
+def test_the_error_of_a_server_that_does_not_start_is_reported(started: list[subprocess.Popen[bytes]]) -> None:
     with (
         pytest.raises(BenchError, match=r"did not start: There is no file 'nothing\.onnx'"),
         server(lambda port: ["qualms", "serve", "nothing.onnx", "--port", str(port)], None),
@@ -265,129 +272,128 @@ def test_a_server_that_does_not_start_says_why(started: list[subprocess.Popen[by
 # The plain server and the limit
 
 
-def test_the_plain_server_says_what_the_service_says(bundle_file: Path) -> None:
+def test_the_plain_server_returns_the_same_replies_as_the_service(bundle_file: Path) -> None:
     bundle = open_bundle(bundle_file)
-    app = plain.create_app(bundle)
+    app = plain_server.create_app(bundle)
     engine = Engine(bundle, threads=1, max_batch=1)
     writer = ReplyWriter(bundle, Decider(bundle.manifest), engine.outputs)
 
-    async def ask(picture: bytes) -> Any:
+    async def post(file: bytes) -> Any:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://plain") as client:
             assert (await client.get("/readyz")).json()["status"] == "ready"
-            return (await client.post("/predict", content=picture)).json()
+            return (await client.post("/predict", content=file)).json()
 
-    for picture in draw(bundle.manifest.input, 3):
-        image = preprocess(picture, bundle.manifest.input)
+    for file in draw_pngs(bundle.manifest.input, 3):
+        image = preprocess(file, bundle.manifest.input)
         batch = Batch(engine.run(image[None]), [(1, 0.0)], 0.0)
         ours = orjson.loads(writer.write(Answer(batch, 0, 1, 0.0), DEFAULT_OPERATING_POINT, "x"))
-        theirs = asyncio.run(ask(picture))
-        expected, found = flat(ours), flat(theirs)
-        assert found.keys() == expected.keys()
+        expected, actual = flatten(ours), flatten(asyncio.run(post(file)))
+        assert actual.keys() == expected.keys()
         for name, value in expected.items():
-            assert found[name] == value or math.isclose(found[name], value, rel_tol=1e-6), name
+            assert actual[name] == value or math.isclose(actual[name], value, rel_tol=1e-6), name
 
 
-def flat(value: Any, path: str = "") -> dict[str, Any]:
-    """The leaves of a reply by their paths, without what may differ: the request's id, and members that are null."""
+def flatten(value: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of a reply by their paths, without null members and the request's id, which may differ."""
     if isinstance(value, dict):
-        parts = [flat(part, f"{path}.{name}") for name, part in value.items() if name != "request_id"]
+        parts = [flatten(part, f"{path}.{name}") for name, part in value.items() if name != "request_id"]
     elif isinstance(value, list):
-        parts = [flat(part, f"{path}.{place}") for place, part in enumerate(value)]
+        parts = [flatten(part, f"{path}.{index}") for index, part in enumerate(value)]
     else:
         return {} if value is None else {path: value}
     return {name: leaf for part in parts for name, leaf in part.items()}
 
 
-def test_the_limit_works_in_batches_as_large_as_the_service_may_make(bundle_file: Path) -> None:
+def test_the_limit_is_measured_with_batches_up_to_max_batch(bundle_file: Path) -> None:
     bundle = open_bundle(bundle_file)
-    meter = LimitMeter(bundle, draw(bundle.manifest.input, 3), max_batch=4)
+    meter = LimitMeter(bundle, draw_pngs(bundle.manifest.input, 3), max_batch=4)
     assert [meter.measure(concurrency, 0.01).batch for concurrency in (1, 4, 64)] == [1, 4, 4]
     limit = meter.measure(2, 0.01)
     assert min(limit.decode, limit.inference, limit.encode) > 0
     assert limit.images_per_second == pytest.approx(1 / (limit.decode + limit.inference + limit.encode))
 
 
-# Load
+# Load generators
 
 
-def test_pictures_are_different_files_in_the_models_own_size_and_the_same_every_time() -> None:
+def test_sample_images_are_different_reproducible_and_of_the_models_size() -> None:
     spec = InputSpec(height=28, width=20, colour="L")
-    files = draw(spec)
+    files = draw_pngs(spec)
     assert len(set(files)) == len(files)
-    assert draw(spec) == files
+    assert draw_pngs(spec) == files
     for file in files:
         with Image.open(io.BytesIO(file)) as image:
             assert (image.format, image.mode, image.size) == ("PNG", "L", (20, 28))
 
 
-def test_what_wrk_prints_is_read() -> None:
-    assert parse_wrk(WRK_GOOD) == Load(1e6 * 1941 / 1009613, 0.004034, 0.007215, 0)
-    assert parse_wrk(WRK_ERRORS) == Load(200.0, 0.001, 0.002, 106)
+def test_the_output_of_wrk_is_parsed() -> None:
+    assert parse_wrk(WRK_GOOD) == LoadResult(1e6 * 1941 / 1009613, 0.004034, 0.007215, 0)
+    assert parse_wrk(WRK_ERRORS) == LoadResult(200.0, 0.001, 0.002, 106)
 
 
 @pytest.mark.parametrize(
     ("output", "message"),
     [
         ("unable to connect to 127.0.0.1:1 Connection refused\n", "wrk failed: unable to connect"),
-        ("", "wrk failed: it said nothing"),
-        (WRK_ERRORS.replace('"refused": 100', '"refused": 500'), "Of 500 replies to wrk, none was good"),
+        ("", "wrk failed: it printed nothing"),
+        (WRK_ERRORS.replace('"refused": 100', '"refused": 500'), "None of the 500 replies to wrk was successful"),
     ],
 )
-def test_a_failure_of_wrk_is_one_sentence(output: str, message: str) -> None:
+def test_a_failure_of_wrk_is_reported(output: str, message: str) -> None:
     with pytest.raises(BenchError, match=message):
         parse_wrk(output)
 
 
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
-def test_wrk_sends_the_files_unharmed_and_counts_refusals(stub: Callable[[list[int]], Stub]) -> None:
-    generator, bodies = best_generator(), [bytes(range(256)), b'\\\r\n"]]\0']
+def test_wrk_sends_the_files_unchanged_and_counts_refusals(stub: Callable[..., Stub]) -> None:
+    generator, bodies = default_generator(), [bytes(range(256)), b'\\\r\n"]]\0']
     assert isinstance(generator, Wrk)
-    to = stub([200, 200, 503])
-    load = generator(f"{to.url}/predict", bodies, 0.1, 2)
+    target = stub([200, 200, 503])
+    load = generator(f"{target.url}/predict", bodies, 0.1, 2)
     assert load.requests_per_second > 0
     assert load.errors > 0
-    assert set(to.bodies) == set(bodies)
+    assert set(target.bodies) == set(bodies)
 
 
-def test_without_wrk_our_own_client_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_built_in_client_is_used_if_wrk_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert isinstance(best_generator(), OwnClient)
+    assert isinstance(default_generator(), BuiltInClient)
 
 
-def test_our_own_client_sends_the_files_in_turn_and_counts_refusals(stub: Callable[[list[int]], Stub]) -> None:
-    to, bodies = stub([200, 200, 503]), [b"one", b"two", b"three"]
-    replies = drive(f"{to.url}/predict", bodies, 0.2, 1)
+def test_the_built_in_client_sends_the_files_in_rotation_and_counts_refusals(stub: Callable[..., Stub]) -> None:
+    target, bodies = stub([200, 200, 503]), [b"one", b"two", b"three"]
+    replies = run_closed_loop(f"{target.url}/predict", bodies, 0.2, 1)
     sent = len(replies.latencies) + replies.errors
-    assert to.bodies[:sent] == [bodies[place % 3] for place in range(sent)]
+    assert target.bodies[:sent] == [bodies[index % 3] for index in range(sent)]
     assert len(replies.latencies) == pytest.approx(2 * replies.errors, abs=2)
     assert replies.timing(0) == {"queue": 0.0015, "decode": 0.00025}
-    load = OwnClient()(f"{to.url}/predict", bodies, 0.2, 2)
+    load = BuiltInClient()(f"{target.url}/predict", bodies, 0.2, 2)
     assert 0 < load.p50 <= load.p99
 
 
-def test_our_own_client_raises_where_nobody_answers_well(stub: Callable[[list[int]], Stub]) -> None:
-    for url in (stub([500]).url, f"http://127.0.0.1:{processes._free_port()}"):
-        with pytest.raises(BenchError, match="no good reply"):
-            drive(f"{url}/predict", [b"x"], 0.1, 2)
+def test_the_built_in_client_fails_without_a_successful_reply(stub: Callable[..., Stub]) -> None:
+    for url in (stub([500]).url, f"http://127.0.0.1:{free_port()}"):
+        with pytest.raises(BenchError, match="no successful reply"):
+            run_closed_loop(f"{url}/predict", [b"x"], 0.1, 2)
 
 
 # Figures
 
 
-def test_medians_are_taken_figure_by_figure_and_errors_add_up() -> None:
-    loads = [Load(10, 3, 9, 1), Load(30, 1, 7, 0), Load(20, 2, 8, 2)]
-    assert median(loads) == Load(20, 2, 8, 3)
+def test_the_median_is_taken_per_figure_and_errors_are_summed() -> None:
+    loads = [LoadResult(10, 3, 9, 1), LoadResult(30, 1, 7, 0), LoadResult(20, 2, 8, 2)]
+    assert median(loads) == LoadResult(20, 2, 8, 3)
 
 
-def test_ratios_are_of_limit_and_of_plain(bundle_file: Path) -> None:
+def test_ratios_to_the_limit_and_to_the_plain_server(bundle_file: Path) -> None:
     bundle = open_bundle(bundle_file)
-    limit = LimitMeter(bundle, draw(bundle.manifest.input, 1)).measure(1, 0.01)
-    row = Row(1, Load(100, 0.002, 0.003, 0), Load(50, 0.004, 0.005, 0), limit)
+    limit = LimitMeter(bundle, draw_pngs(bundle.manifest.input, 1)).measure(1, 0.01)
+    row = Row(1, LoadResult(100, 0.002, 0.003, 0), LoadResult(50, 0.004, 0.005, 0), limit)
     assert row.of_limit == pytest.approx(100 / limit.images_per_second)
     assert (row.of_plain, row.p50_of_plain) == (2, 0.5)
-    console = printed()
-    show([row], console)
+    console = string_console()
+    print_comparison([row], console)
     assert "At concurrency 1: p50 is 0.50 of the plain server's." in text_of(console)
     assert max(map(len, text_of(console).splitlines())) <= 80
 
@@ -405,14 +411,14 @@ def test_ratios_are_of_limit_and_of_plain(bundle_file: Path) -> None:
         ([0, 1], {0, 1}, (0, 1)),
     ],
 )
-def test_server_and_load_share_a_core_only_where_they_must(
+def test_server_and_load_share_a_core_only_if_there_is_no_other(
     available: list[int], siblings: set[int], chosen: tuple[int | None, int | None]
 ) -> None:
     assert choose_cores(available, lambda core: siblings) == chosen
 
 
 @linux
-def test_what_is_started_while_pinned_stays_on_the_core() -> None:
+def test_a_process_started_while_pinned_runs_on_that_core() -> None:
     before = os.sched_getaffinity(0)
     core = max(before)
     with pinned(core):

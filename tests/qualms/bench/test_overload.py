@@ -1,5 +1,3 @@
-"""The overload's account adds up, its requests come when they are due, and a service that fails is said to."""
-
 import asyncio
 import io
 import math
@@ -17,31 +15,30 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from qualms import cli
-from qualms.bench import open_loop, overload, processes
-from qualms.bench.load import Load
-from qualms.bench.open_loop import Offered, offer
-from qualms.bench.overload import Overload, measure, show
-from qualms.bench.processes import BenchError, Started
-from qualms.bench.watch import Look, watch
+from qualms.bench import overload
+from qualms.bench.closed_loop import LoadResult
+from qualms.bench.open_loop import OpenLoopResult, run_open_loop
+from qualms.bench.overload import OverloadResult, Poll, measure, poll_service, print_overload, run_overload
+from qualms.bench.processes import HOST, BenchError, ServerProcess, free_port
 
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-LAST = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
+CLOSING = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
 REFUSED = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\nRetry-After: 3\r\n\r\n"
-BARE = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n"
+REFUSED_WITHOUT_RETRY_AFTER = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n"
 UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
-HANG_UP = b""
+DISCONNECT = b""
 NOT_HTTP = b"hello\r\n\r\n"
 
-CALM = Load(100.0, 0.01, 0.02, 0)
+IDLE = LoadResult(100.0, 0.01, 0.02, 0)
 
 
 class Stub:
-    """A server that gives replies in turn; with `hold`, none before so many requests have come."""
+    """A server that sends the replies in rotation; it sends none before `hold` requests have arrived."""
 
     def __init__(self, *replies: bytes, hold: float = 0) -> None:
         self.replies, self.hold = replies, hold
         self.requests: list[bytes] = []
-        self._enough = asyncio.Event()
+        self.release = asyncio.Event()
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -51,10 +48,10 @@ class Stub:
                 reply = self.replies[len(self.requests) % len(self.replies)]
                 self.requests.append(head + body)
                 if len(self.requests) >= self.hold:
-                    self._enough.set()
-                await self._enough.wait()
+                    self.release.set()
+                await self.release.wait()
                 writer.write(reply)
-                if reply in (HANG_UP, LAST, NOT_HTTP):
+                if reply in (DISCONNECT, CLOSING, NOT_HTTP):
                     return
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -62,254 +59,254 @@ class Stub:
             writer.close()
 
 
-def against(stub: Callable[[], Stub], do: Callable[[str, Stub], Awaitable[Any]]) -> tuple[Any, Stub]:
-    """What `do` returns, given the URL of a stub that answers on the same event loop."""
+def run_against(create: Callable[[], Stub], function: Callable[[str], Awaitable[Any]]) -> tuple[Any, Stub]:
+    """The result of `function`, called with the URL of a stub that runs in the same event loop."""
 
     async def main() -> tuple[Any, Stub]:
-        made = stub()
-        async with await asyncio.start_server(made, processes.HOST, 0) as listener:
+        stub = create()
+        async with await asyncio.start_server(stub, HOST, 0) as listener:
             port = listener.sockets[0].getsockname()[1]
             try:
-                return await do(f"http://{processes.HOST}:{port}", made), made
+                return await function(f"http://{HOST}:{port}"), stub
             finally:
                 listener.close()
-                made._enough.set()
+                stub.release.set()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())
 
 
-def offered_to(stub: Callable[[], Stub], count: int, **options: Any) -> tuple[Offered, Stub]:
-    """`count` requests within half a second; however busy the machine, none is given up."""
-    given: dict[str, Any] = {"deadline": 10.0, "most_lag": math.inf, **options}
-    return against(stub, lambda url, _: offer(f"{url}/predict", [b"one", b"two"], count / 0.5, 0.5, **given))
+def send_to(create: Callable[[], Stub], count: int, **options: Any) -> tuple[OpenLoopResult, Stub]:
+    """Send `count` requests within half a second; `max_lag` is infinite, so that a busy machine skips none."""
+    given: dict[str, Any] = {"deadline": 10.0, "max_lag": math.inf, **options}
+    return run_against(create, lambda url: run_open_loop(f"{url}/predict", [b"one", b"two"], count / 0.5, 0.5, **given))
 
 
-def summed(found: Offered) -> int:
-    return len(found.good) + found.refused + found.others.total() + found.unanswered
+def total(result: OpenLoopResult) -> int:
+    return len(result.good) + result.refused + result.other_statuses.total() + result.unanswered
 
 
-def printed(found: Overload) -> str:
+def printed(result: OverloadResult) -> str:
     file = io.StringIO()
-    show(found, Console(file=file, width=200))
+    print_overload(result, Console(file=file, width=200))
     return file.getvalue()
 
 
-# The account
+# Open loop
 
 
-def test_each_request_offered_is_in_one_column() -> None:
-    replies = (GOOD, REFUSED, LAST, BARE, UNAVAILABLE, HANG_UP, GOOD, NOT_HTTP)
-    found, stub = offered_to(lambda: Stub(*replies), 80)
-    assert found.offered == len(stub.requests) == summed(found) == 80
-    assert (len(found.good), found.unanswered) == (30, 20)
-    assert found.refusals == {b"3": 10, None: 10}
-    assert found.others == {503: 10}
-    assert (found.too_late, found.no_connection) == (0, 0)
-    assert 1 <= found.connections <= 80
+def test_each_request_sent_is_counted_once() -> None:
+    replies = (GOOD, REFUSED, CLOSING, REFUSED_WITHOUT_RETRY_AFTER, UNAVAILABLE, DISCONNECT, GOOD, NOT_HTTP)
+    result, stub = send_to(lambda: Stub(*replies), 80)
+    assert result.sent == len(stub.requests) == total(result) == 80
+    assert (len(result.good), result.unanswered) == (30, 20)
+    assert result.refusals == {b"3": 10, None: 10}
+    assert result.other_statuses == {503: 10}
+    assert (result.skipped_late, result.skipped_no_connection) == (0, 0)
+    assert 1 <= result.peak_connections <= 80
 
 
-def test_requests_carry_the_bodies_in_turn_and_the_deadline() -> None:
-    _, stub = offered_to(lambda: Stub(GOOD), 10, deadline=2.5)
+def test_requests_contain_the_bodies_in_rotation_and_the_deadline() -> None:
+    _, stub = send_to(lambda: Stub(GOOD), 10, deadline=2.5)
     assert sorted(request[-3:] for request in stub.requests) == [b"one"] * 5 + [b"two"] * 5
     assert all(b"\r\nX-Request-Timeout: 2.5\r\n" in request for request in stub.requests)
 
 
-def test_requests_come_when_they_are_due_whatever_came_back() -> None:
-    # A closed loop would wait for a reply for ever: there is none before the last request.
-    found, _ = offered_to(lambda: Stub(GOOD, hold=50), 50)
-    assert len(found.good) == found.connections == 50
-    # The first was due 49/50 of half a second before the last one, and it is from then that it counts.
-    assert max(found.good) >= 0.49
-    assert found.busy_seconds >= 0.5
+def test_requests_are_sent_when_due_without_waiting_for_replies() -> None:
+    # The stub sends no reply before the last request, so a closed loop would wait for ever.
+    result, _ = send_to(lambda: Stub(GOOD, hold=50), 50)
+    assert len(result.good) == result.peak_connections == 50
+    # The first request was due 0.49 seconds before the last one, and its latency is measured from then.
+    assert max(result.good) >= 0.49
+    assert result.busy_seconds >= 0.5
 
 
-def test_a_request_that_finds_no_connection_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_loop, "_PATIENCE", 0.0)
-    found, stub = offered_to(lambda: Stub(GOOD, hold=math.inf), 20, most_connections=3, deadline=0.1)
-    assert (found.offered, found.unanswered, found.no_connection) == (3, 3, 17)
-    assert len(stub.requests) == found.connections == 3
+def test_requests_are_skipped_while_all_connections_are_busy() -> None:
+    result, stub = send_to(lambda: Stub(GOOD, hold=math.inf), 20, max_connections=3, deadline=0.1, extra_wait=0.0)
+    assert (result.sent, result.unanswered, result.skipped_no_connection) == (3, 3, 17)
+    assert len(stub.requests) == result.peak_connections == 3
 
 
-def test_a_generator_that_lags_behind_says_so_instead_of_sending_late() -> None:
-    found, stub = offered_to(lambda: Stub(GOOD), 20, most_lag=-1.0)
-    assert (found.too_late, found.offered, stub.requests) == (20, 0, [])
-    text = printed(Overload(10.0, CALM, found, [], None))
+def test_a_generator_that_is_too_late_skips_requests_and_reports_it() -> None:
+    result, stub = send_to(lambda: Stub(GOOD), 20, max_lag=-1.0)
+    assert (result.skipped_late, result.sent, stub.requests) == (20, 0, [])
+    text = printed(OverloadResult(10.0, IDLE, result, [], None))
     assert "could not keep the rate: 20 requests were not sent" in text
-    assert "0 of 6 statements hold" not in text  # nothing was refused, so all refusals were right
+    assert "1 of 6 checks passed: all other requests get 429" in text  # there were no other requests
 
 
-def test_where_nobody_listens_nothing_is_answered() -> None:
-    url = f"http://{processes.HOST}:{processes._free_port()}/predict"
-    found = asyncio.run(offer(url, [b"x"], 40, 0.25, 0.1, most_lag=math.inf))
-    assert found.offered == found.unanswered == 10
+def test_requests_to_a_closed_port_are_unanswered() -> None:
+    url = f"http://{HOST}:{free_port()}/predict"
+    result = asyncio.run(run_open_loop(url, [b"x"], 40, 0.25, 0.1, max_lag=math.inf))
+    assert result.sent == result.unanswered == 10
 
 
 @pytest.mark.parametrize(
-    ("refusals", "waits"),
+    ("refusals", "usable"),
     [
         ({}, []),
         ({b"1": 2, b"30": 1}, [1, 1, 30]),
         ({None: 4, b"0": 1, b"-1": 1, b"1.5": 1, b"soon": 1, b"Wed, 21 Oct 2015 07:28:00 GMT": 1, b"": 1}, []),
     ],
 )
-def test_a_retry_after_is_usable_if_it_is_whole_seconds_from_one(
-    refusals: dict[bytes | None, int], waits: list[int]
+def test_a_retry_after_is_usable_if_it_is_at_least_one_whole_second(
+    refusals: dict[bytes | None, int], usable: list[int]
 ) -> None:
-    assert Offered(1.0, 1.0, 1.0, refusals=Counter(refusals)).waits == waits
+    assert OpenLoopResult(1.0, 1.0, 1.0, refusals=Counter(refusals)).retry_after_seconds == usable
 
 
-# The statements
+# Checks
 
 
-def overloaded(**changes: Any) -> Overload:
-    """An overload through which the service does all it should, with changes."""
+def overloaded(**changes: Any) -> OverloadResult:
+    """A result that passes all checks, with some fields replaced."""
     offered: dict[str, Any] = {
         "good": array("d", [0.2] * 900),
         "refusals": Counter({b"1": 2000, b"2": 100}),
         "lags": array("d", [0.001] * 3000),
         "busy_seconds": 10.0,
     }
-    looks = [Look(True, 0.01, 2**20 * (100 + place)) for place in range(4)]
-    whole: dict[str, Any] = {"looks": looks, "after": Load(90.0, 0.012, 0.02, 0)}
+    polls = [Poll(True, 0.01, 2**20 * (100 + index)) for index in range(4)]
+    whole: dict[str, Any] = {"polls": polls, "after": LoadResult(90.0, 0.012, 0.02, 0)}
     for name, value in changes.items():
         (whole if name in whole else offered)[name] = value
-    return Overload(100.0, CALM, Offered(300.0, 10.0, 0.5, **offered), whole["looks"], whole["after"])
+    return OverloadResult(100.0, IDLE, OpenLoopResult(300.0, 10.0, 0.5, **offered), whole["polls"], whole["after"])
 
 
-def test_all_statements_hold_where_all_is_well() -> None:
-    found = overloaded()
-    assert all(found.statements.values())
-    assert (found.goodput, found.of_capacity, found.admitted_in_time) == (90.0, 0.9, 1.0)
-    text = printed(found)
-    for words in ("6 of 6 statements hold", "0.90 of capacity", "1 to 2 s", "0.40 of the deadline", "4 of 4 polls"):
+def test_all_checks_pass_for_a_good_result() -> None:
+    result = overloaded()
+    assert all(result.checks.values())
+    assert (result.goodput, result.of_capacity, result.admitted_in_time) == (90.0, 0.9, 1.0)
+    text = printed(result)
+    for words in ("6 of 6 checks passed", "0.90 of capacity", "1 to 2 s", "0.40 of the deadline", "4 of 4 polls"):
         assert words in text
     assert "could not keep" not in text
-    assert "Not so" not in text
+    assert "Failed" not in text
 
 
 @pytest.mark.parametrize(
-    ("changes", "broken"),
+    ("changes", "words"),
     [
         ({"good": array("d", [0.6] * 900)}, ["p99", "goodput"]),
         ({"good": array("d", [0.2] * 880 + [0.6] * 20)}, ["p99"]),
-        ({"others": Counter({504: 10})}, ["429"]),
-        ({"good": array("d", [0.2] * 880), "others": Counter({504: 20})}, ["p99", "429"]),
+        ({"other_statuses": Counter({504: 10})}, ["429"]),
+        ({"good": array("d", [0.2] * 880), "other_statuses": Counter({504: 20})}, ["p99", "429"]),
         ({"unanswered": 1}, ["429"]),
         ({"refusals": Counter({b"1": 2099, None: 1})}, ["429"]),
         ({"refusals": Counter({b"1": 2099, b"0": 1})}, ["429"]),
         ({"good": array("d", [0.2] * 700), "lags": array("d", [0.001] * 2800)}, ["goodput"]),
-        ({"looks": [Look(True, 0.01, 2**20), Look(True, 0.01, 2**21)]}, ["memory"]),
-        ({"looks": [Look(True, 0.01, None)]}, ["memory"]),
-        ({"looks": [Look(True, 0.01, 1), Look(False, 1.0, 1)]}, ["readiness"]),
-        ({"looks": []}, ["memory", "readiness"]),
+        ({"polls": [Poll(True, 0.01, 2**20), Poll(True, 0.01, 2**21)]}, ["memory"]),
+        ({"polls": [Poll(True, 0.01, None)]}, ["memory"]),
+        ({"polls": [Poll(True, 0.01, 1), Poll(False, 1.0, 1)]}, ["readiness"]),
+        ({"polls": []}, ["memory", "readiness"]),
         ({"after": None}, ["latency"]),
-        ({"after": Load(90.0, 0.016, 0.02, 0)}, ["latency"]),
-        ({"after": Load(90.0, 0.01, 0.02, 1)}, ["latency"]),
+        ({"after": LoadResult(90.0, 0.016, 0.02, 0)}, ["latency"]),
+        ({"after": LoadResult(90.0, 0.01, 0.02, 1)}, ["latency"]),
     ],
 )
-def test_what_goes_wrong_breaks_its_statement(changes: dict[str, Any], broken: list[str]) -> None:
-    found = overloaded(**changes)
-    fails = [name for name, true in found.statements.items() if not true]
-    assert len(fails) == len(broken)
-    assert all(word in name for word, name in zip(broken, fails, strict=True))
-    assert f"{6 - len(broken)} of 6 statements hold" in printed(found)
+def test_each_fault_fails_its_check(changes: dict[str, Any], words: list[str]) -> None:
+    result = overloaded(**changes)
+    failed = [name for name, passed in result.checks.items() if not passed]
+    assert len(failed) == len(words)
+    assert all(word in name for word, name in zip(words, failed, strict=True))
+    assert f"{6 - len(words)} of 6 checks passed" in printed(result)
 
 
-def test_a_server_that_answers_everything_late_is_found_out() -> None:
-    # No reply before the last request, which is more than the deadline after all but a few.
-    offered, _ = offered_to(lambda: Stub(GOOD, hold=100), 100, deadline=0.02)
-    found = Overload(100.0, CALM, offered, [Look(True, 0.01, 1)], CALM)
+def test_a_server_that_always_replies_late_fails_the_checks() -> None:
+    # The stub sends no reply before the last request, when the deadline of nearly all others has passed.
+    offered, _ = send_to(lambda: Stub(GOOD, hold=100), 100, deadline=0.02)
+    result = OverloadResult(100.0, IDLE, offered, [Poll(True, 0.01, 1)], IDLE)
     assert len(offered.good) == 100
     assert offered.in_time <= 5
-    assert not found.statements["admitted requests' p99 is within the deadline"]
-    assert not found.statements["goodput is at least 0.8 of capacity"]
+    assert not result.checks["admitted requests' p99 is within the deadline"]
+    assert not result.checks["goodput is at least 0.8 of capacity"]
 
 
-# Looking on
+# Polling
 
 
-@pytest.mark.parametrize(("reply", "ready"), [(GOOD, True), (UNAVAILABLE, False), (HANG_UP, False), (NOT_HTTP, False)])
-def test_a_service_is_ready_only_if_it_says_so(reply: bytes, ready: bool) -> None:
-    looks: list[Look] = []
+@pytest.mark.parametrize(
+    ("reply", "ready"), [(GOOD, True), (UNAVAILABLE, False), (DISCONNECT, False), (NOT_HTTP, False)]
+)
+def test_a_service_is_ready_only_if_readyz_returns_200(reply: bytes, ready: bool) -> None:
+    polls: list[Poll] = []
 
-    async def look_on(url: str, stub: Stub) -> None:
+    async def poll(url: str) -> None:
         enough = asyncio.Event()
 
         def memory() -> int:
-            if len(looks) == 2:
+            if len(polls) == 2:
                 enough.set()
             return 7
 
-        watching = asyncio.create_task(watch(url, memory, 0.01, looks))
+        polling = asyncio.create_task(poll_service(url, memory, 0.01, polls))
         await enough.wait()
-        watching.cancel()
+        polling.cancel()
 
-    _, stub = against(lambda: Stub(reply), look_on)
-    assert [(look.ready, look.memory) for look in looks] == [(ready, 7)] * len(looks)
-    assert len(looks) >= 2
+    _, stub = run_against(lambda: Stub(reply), poll)
+    assert [(poll.ready, poll.memory) for poll in polls] == [(ready, 7)] * len(polls)
+    assert len(polls) >= 2
     assert stub.requests[0].startswith(b"GET /readyz HTTP/1.1\r\n")
 
 
-def test_a_service_that_does_not_answer_in_time_or_at_all_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qualms.bench.watch._PROBE_SECONDS", 0.05)
-    looks: list[Look] = []
+def test_a_service_that_does_not_reply_or_does_not_listen_is_not_ready() -> None:
+    polls: list[Poll] = []
 
-    async def look_on(url: str, stub: Stub) -> None:
-        for where in (url, f"http://{processes.HOST}:{processes._free_port()}"):
-            looked = asyncio.Event()
+    async def poll(url: str) -> None:
+        for target in (url, f"http://{HOST}:{free_port()}"):
+            polled = asyncio.Event()
 
-            def memory(looked: asyncio.Event = looked) -> None:
-                looked.set()
+            def memory(polled: asyncio.Event = polled) -> None:
+                polled.set()
 
-            watching = asyncio.create_task(watch(where, memory, 10.0, looks))
-            await looked.wait()
-            watching.cancel()
+            polling = asyncio.create_task(poll_service(target, memory, 10.0, polls, timeout=0.05))
+            await polled.wait()
+            polling.cancel()
 
-    against(lambda: Stub(GOOD, hold=math.inf), look_on)
-    assert [look.ready for look in looks] == [False, False]
+    run_against(lambda: Stub(GOOD, hold=math.inf), poll)
+    assert [poll.ready for poll in polls] == [False, False]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_memory_is_that_of_the_process_and_of_none_that_ended() -> None:
-    assert (Started("", os.getpid()).memory() or 0) > 2**20
-    assert Started("", 2**30).memory() is None
+def test_memory_is_read_for_a_running_process_and_none_for_an_ended_one() -> None:
+    assert (ServerProcess("", os.getpid()).memory() or 0) > 2**20
+    assert ServerProcess("", 2**30).memory() is None
 
 
-# The whole
+# Whole runs
 
 
-def test_a_short_overload_of_the_real_service_adds_up_and_leaves_nothing_behind(
+def test_an_overload_of_the_real_service_counts_every_request_and_ends_its_process(
     bundle_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    services: list[Started] = []
+    services: list[ServerProcess] = []
 
-    def recorded(service: Started, *arguments: Any) -> Overload:
+    def recorded(service: ServerProcess, *arguments: Any) -> OverloadResult:
         services.append(service)
         return measure(service, *arguments)
 
     monkeypatch.setattr(overload, "measure", recorded)
     console = Console(file=io.StringIO(), width=80)
-    found = overload.overload(str(bundle_file), seconds=1.0, calm_seconds=0.2, console=console)
-    offered = found.offered
-    assert summed(offered) == offered.offered > 0
-    assert offered.offered + offered.too_late + offered.no_connection == round(offered.rate * offered.seconds)
-    assert offered.rate == pytest.approx(3 * found.capacity)
-    assert len(offered.waits) == offered.refused
-    assert found.looks
+    result = run_overload(str(bundle_file), seconds=1.0, idle_seconds=0.2, console=console)
+    offered = result.offered
+    assert total(offered) == offered.sent > 0
+    assert offered.sent + offered.skipped_late + offered.skipped_no_connection == round(offered.rate * offered.seconds)
+    assert offered.rate == pytest.approx(3 * result.capacity)
+    assert len(offered.retry_after_seconds) == offered.refused
+    assert result.polls
     assert isinstance(console.file, io.StringIO)
-    assert "of 6 statements hold" in " ".join(console.file.getvalue().split())
+    assert "of 6 checks passed" in " ".join(console.file.getvalue().split())
     with pytest.raises(ProcessLookupError):
         os.kill(services[0].pid, 0)
 
 
-def test_only_a_service_of_its_own_is_overloaded() -> None:
-    with pytest.raises(BenchError, match="of the benchmark's own"):
-        overload.overload("http://127.0.0.1:8000")
+def test_a_running_service_is_not_overloaded() -> None:
+    with pytest.raises(BenchError, match="starts its own service"):
+        run_overload("http://127.0.0.1:8000")
 
 
-def test_the_command_hands_over_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(overload, "overload", lambda model, **options: given.update(options, model=model))
+    monkeypatch.setattr(overload, "run_overload", lambda model, **options: given.update(options, model=model))
     assert CliRunner().invoke(cli.app, ["bench", "mnist", "--overload", "60", "--deadline", "0.25"]).exit_code == 0
     assert given == {"model": "mnist", "seconds": 60.0, "deadline": 0.25}
