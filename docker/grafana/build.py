@@ -1,4 +1,4 @@
-"""Write the dashboards' JSON: change a panel in doubt.py or service.py, run this, and commit both.
+"""Generate the dashboards' JSON files. After changing uncertainty.py or service.py, run this and commit the result.
 
 python -m docker.grafana.build
 """
@@ -6,15 +6,15 @@ python -m docker.grafana.build
 import json
 from pathlib import Path
 
-from docker.grafana import doubt, service
+from docker.grafana import service, uncertainty
 
 FOLDER = Path(__file__).parent / "dashboards"
 
 
 def texts() -> dict[str, str]:
-    """Each dashboard's file name and text."""
-    made = {"doubt.json": doubt.build(), "service.json": service.build()}
-    return {name: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for name, content in made.items()}
+    """Return the JSON text of each dashboard by file name."""
+    dashboards = {"service.json": service.build(), "uncertainty.json": uncertainty.build()}
+    return {name: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for name, content in dashboards.items()}
 
 
 if __name__ == "__main__":

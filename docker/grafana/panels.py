@@ -1,5 +1,6 @@
-"""What dashboards are made of: a panel is one call with its title, what it tells, its unit and its queries."""
+"""Grafana panels and dashboards as JSON objects. Each panel type is one function."""
 
+from itertools import count
 from typing import Any
 
 Panel = dict[str, Any]
@@ -7,26 +8,27 @@ SOURCE = {"type": "prometheus", "uid": "prometheus"}
 MODEL = 'model=~"$model"'
 WINDOW = "$__rate_interval"
 WIDTH = 24
+LATEST_VALUE = {"values": False, "calcs": ["lastNotNull"], "fields": ""}
 
 
 def query(expr: str, legend: str = "", **more: Any) -> dict[str, Any]:
-    """One PromQL query; `legend` may name labels as {{label}}."""
+    """Return one PromQL query. `legend` may refer to labels as {{label}}."""
     return {"datasource": SOURCE, "expr": expr, "legendFormat": legend or "__auto", **more}
 
 
-def panel(kind: str, title: str, tells: str, unit: str, *queries: dict[str, Any], **more: Any) -> Panel:
-    """What all panels share; `more` may hold `options`, `limit` (a red line), `custom`, `height` and `width`."""
+def panel(kind: str, title: str, description: str, unit: str, *queries: dict[str, Any], **more: Any) -> Panel:
+    """Return a panel of any type. `more` may hold `options`, `limit` (red from there on), `custom`, `height` and `width`."""
     defaults: dict[str, Any] = {"unit": unit}
     if "limit" in more:
         steps = [{"color": "green", "value": None}, {"color": "red", "value": more["limit"]}]
         defaults["thresholds"] = {"mode": "absolute", "steps": steps}
     if "custom" in more:
         defaults["custom"] = more["custom"]
-    targets = [{"refId": chr(ord("A") + place), **target} for place, target in enumerate(queries)]
+    targets = [{"refId": chr(ord("A") + index), **target} for index, target in enumerate(queries)]
     return {
         "type": kind,
         "title": title,
-        "description": tells,
+        "description": description,
         "datasource": SOURCE,
         "gridPos": {"h": more.get("height", 8), "w": more.get("width", 12), "x": 0, "y": 0},
         "fieldConfig": {"defaults": defaults, "overrides": []},
@@ -35,8 +37,8 @@ def panel(kind: str, title: str, tells: str, unit: str, *queries: dict[str, Any]
     }
 
 
-def lines(title: str, tells: str, unit: str, *queries: dict[str, Any], **more: Any) -> Panel:
-    """Values over time; a limit is drawn as a dashed line."""
+def timeseries(title: str, description: str, unit: str, *queries: dict[str, Any], **more: Any) -> Panel:
+    """Draw values over time, and the limit as a dashed line."""
     custom: dict[str, Any] = {"lineWidth": 2, "fillOpacity": 8, "showPoints": "never"}
     if "limit" in more:
         custom["thresholdsStyle"] = {"mode": "dashed"}
@@ -44,13 +46,15 @@ def lines(title: str, tells: str, unit: str, *queries: dict[str, Any], **more: A
         "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
         "tooltip": {"mode": "multi", "sort": "desc"},
     }
-    return panel("timeseries", title, tells, unit, *queries, custom=custom, options=options, **more)
+    return panel("timeseries", title, description, unit, *queries, custom=custom, options=options, **more)
 
 
-def number(title: str, tells: str, unit: str, expr: str, legend: str = "{{model}} {{version}}", **more: Any) -> Panel:
-    """The present value, large."""
+def stat(
+    title: str, description: str, unit: str, expr: str, legend: str = "{{model}} {{version}}", **more: Any
+) -> Panel:
+    """Show the latest value of each series in large type."""
     options = {
-        "reduceOptions": {"values": False, "calcs": ["lastNotNull"], "fields": ""},
+        "reduceOptions": LATEST_VALUE,
         "textMode": "value_and_name",
         "colorMode": "value" if "limit" in more else "none",
         "graphMode": "area",
@@ -60,20 +64,21 @@ def number(title: str, tells: str, unit: str, expr: str, legend: str = "{{model}
         "showPercentChange": False,
         "percentChangeColorMode": "standard",
     }
-    return panel("stat", title, tells, unit, query(expr, legend), options=options, height=4, **{"width": 6, **more})
+    more = {"height": 4, "width": 6, **more}
+    return panel("stat", title, description, unit, query(expr, legend), options=options, **more)
 
 
-def names(title: str, tells: str, expr: str, legend: str, **more: Any) -> Panel:
-    """Labels rather than a value."""
-    shown = number(title, tells, "none", expr, legend, **more)
-    shown["options"] |= {"textMode": "name", "graphMode": "none"}
-    return shown
+def label_stat(title: str, description: str, expr: str, legend: str, **more: Any) -> Panel:
+    """Show the legend of each series in large type, without its value."""
+    result = stat(title, description, "none", expr, legend, **more)
+    result["options"] |= {"textMode": "name", "graphMode": "none"}
+    return result
 
 
-def bars(title: str, tells: str, unit: str, target: dict[str, Any], **more: Any) -> Panel:
-    """One bar a series, as they are now; a histogram's buckets are told apart by `format: heatmap`."""
+def bar_gauge(title: str, description: str, unit: str, target: dict[str, Any], **more: Any) -> Panel:
+    """Draw the latest value of each series as a bar. For histogram buckets, set `format="heatmap"` in the query."""
     options = {
-        "reduceOptions": {"values": False, "calcs": ["lastNotNull"], "fields": ""},
+        "reduceOptions": LATEST_VALUE,
         "orientation": "horizontal",
         "displayMode": "basic",
         "valueMode": "color",
@@ -85,11 +90,12 @@ def bars(title: str, tells: str, unit: str, target: dict[str, Any], **more: Any)
         "maxVizHeight": 300,
         "legend": {"displayMode": "list", "placement": "bottom", "showLegend": False, "calcs": []},
     }
-    return panel("bargauge", title, tells, unit, {**target, "instant": True, "range": False}, options=options, **more)
+    latest = {**target, "instant": True, "range": False}
+    return panel("bargauge", title, description, unit, latest, options=options, **more)
 
 
-def heat(title: str, tells: str, unit: str, expr: str, **more: Any) -> Panel:
-    """A histogram over time: the darker, the more."""
+def heatmap(title: str, description: str, unit: str, expr: str, **more: Any) -> Panel:
+    """Draw a histogram over time."""
     options = {
         "calculate": False,
         "color": {
@@ -109,36 +115,38 @@ def heat(title: str, tells: str, unit: str, expr: str, **more: Any) -> Panel:
         "tooltip": {"mode": "single", "yHistogram": True, "showColorScale": True},
         "exemplars": {"color": "rgba(255,0,255,0.7)"},
     }
-    return panel("heatmap", title, tells, unit, query(expr, "{{le}}", format="heatmap"), options=options, **more)
+    return panel("heatmap", title, description, unit, query(expr, "{{le}}", format="heatmap"), options=options, **more)
 
 
-def table(title: str, tells: str, expr: str, *labels: str, **more: Any) -> Panel:
-    """The labels of a series, a row each."""
+def table(title: str, description: str, expr: str, *labels: str, **more: Any) -> Panel:
+    """List the given labels of each series, one series per row."""
     options = {
         "showHeader": True,
         "cellHeight": "sm",
         "footer": {"show": False, "reducer": ["sum"], "countRows": False, "fields": ""},
     }
-    shown = panel(
-        "table", title, tells, "none", query(expr, format="table", instant=True, range=False), options=options, **more
-    )
-    shown["transformations"] = [{"id": "filterFieldsByName", "options": {"include": {"names": list(labels)}}}]
-    return shown
+    latest = query(expr, format="table", instant=True, range=False)
+    result = panel("table", title, description, "none", latest, options=options, **more)
+    result["transformations"] = [{"id": "filterFieldsByName", "options": {"include": {"names": list(labels)}}}]
+    return result
 
 
-def dashboard(uid: str, title: str, tells: str, rows: list[list[Panel]], *, by_model: bool) -> dict[str, Any]:
-    """Rows of panels, laid out from left to right and from top to bottom."""
-    y, number_ = 0, 0
+def dashboard(uid: str, title: str, description: str, rows: list[list[Panel]], *, by_model: bool) -> dict[str, Any]:
+    """Return a dashboard with its panels laid out row by row; every row must fill the page's width.
+
+    `by_model` adds a menu that selects models.
+    """
+    y = 0
+    ids = count(1)
     for row in rows:
         x = 0
-        for shown in row:
-            number_ += 1
-            shown["id"] = number_
-            shown["gridPos"] |= {"x": x, "y": y}
-            x += shown["gridPos"]["w"]
+        for item in row:
+            item["id"] = next(ids)
+            item["gridPos"] |= {"x": x, "y": y}
+            x += item["gridPos"]["w"]
         if x != WIDTH:
-            raise ValueError(f"The row of {row[0]['title']!r} is {x} wide; {WIDTH} is the width of the page.")
-        y += max(shown["gridPos"]["h"] for shown in row)
+            raise ValueError(f"The row that starts with {row[0]['title']!r} has width {x}; the width must be {WIDTH}.")
+        y += max(item["gridPos"]["h"] for item in row)
     variable = {
         "type": "query",
         "name": "model",
@@ -154,7 +162,7 @@ def dashboard(uid: str, title: str, tells: str, rows: list[list[Panel]], *, by_m
     return {
         "uid": uid,
         "title": title,
-        "description": tells,
+        "description": description,
         "tags": ["qualms"],
         "editable": True,
         "schemaVersion": 41,
@@ -178,10 +186,10 @@ def dashboard(uid: str, title: str, tells: str, rows: list[list[Panel]], *, by_m
                 "keepTime": True,
             }
         ],
-        "panels": [shown for row in rows for shown in row],
+        "panels": [item for row in rows for item in row],
     }
 
 
 def increase(metric: str, by: str, labels: str = MODEL, window: str = "5m") -> str:
-    """How much a counter grew, summed by labels."""
+    """Return the PromQL for the increase of a counter over a window, summed by labels."""
     return f"sum by ({by}) (increase({metric}{{{labels}}}[{window}]))"

@@ -1,12 +1,12 @@
-"""The dashboard *Service*: are requests answered, quickly, and by what?"""
+"""The dashboard *Service*: traffic, errors, latency, capacity and the models served."""
 
 from typing import Any
 
-from docker.grafana.panels import WINDOW, dashboard, heat, lines, names, number, query, table
+from docker.grafana.panels import WINDOW, dashboard, heatmap, label_stat, query, stat, table, timeseries
 
 
 def build() -> dict[str, Any]:
-    """Is the service well?"""
+    """Return the dashboard as a JSON object."""
     predict = 'route="predict"'
     buckets = f"sum by (le) (rate(qualms_request_duration_seconds_bucket{{{predict}}}[{WINDOW}]))"
 
@@ -16,65 +16,70 @@ def build() -> dict[str, Any]:
     return dashboard(
         "qualms-service",
         "Service",
-        "Whether requests are answered, quickly, and by what.",
+        "Traffic, errors, latency, capacity and the models served.",
         [
             [
-                number("Up", "Instances that answer Prometheus.", "none", 'sum(up{job="qualms"})', "up", width=4),
-                number(
+                stat(
+                    "Up",
+                    "Number of instances that Prometheus can scrape.",
+                    "none",
+                    'sum(up{job="qualms"})',
+                    "up",
+                    width=4,
+                ),
+                stat(
                     "Requests",
-                    "Requests for predictions a second.",
+                    "Prediction requests per second.",
                     "reqps",
                     "job:qualms_predict_requests:rate5m",
                     "{{job}}",
                     width=4,
                 ),
-                number(
+                stat(
                     "Errors, 5 minutes",
-                    "Share of requests that ended in 5xx or 429; the objective allows 0.1 %.",
+                    "Share of requests answered with 5xx or 429. The objective allows 0.1 %.",
                     "percentunit",
                     "job:qualms_predict_errors:ratio5m",
                     "{{job}}",
                     width=4,
                     limit=0.001,
                 ),
-                number(
+                stat(
                     "Slow, 5 minutes",
-                    "Share of requests that took more than 250 ms; the objective allows 1 %.",
+                    "Share of requests that took more than 250 ms. The objective allows 1 %.",
                     "percentunit",
                     "job:qualms_predict_slow:ratio5m",
                     "{{job}}",
                     width=4,
                     limit=0.01,
                 ),
-                names(
+                label_stat(
                     "Provider",
-                    "Where the model runs: CUDAExecutionProvider is the GPU.",
+                    "The execution provider of each model. CUDAExecutionProvider is the GPU.",
                     "qualms_provider_info",
                     "{{provider}}",
                     width=4,
                 ),
-                number(
-                    "Queue", "Images waiting for the model now.", "none", "sum(qualms_queue_depth)", "images", width=4
-                ),
+                stat("Queue", "Images waiting in the queue now.", "none", "sum(qualms_queue_depth)", "images", width=4),
             ],
             [
-                lines(
+                timeseries(
                     "Traffic by status",
-                    "Requests for predictions by status code; 499 is a client that left first.",
+                    "Prediction requests by status code. 499: the client disconnected before the reply.",
                     "reqps",
                     query(f"sum by (code) (rate(qualms_requests_total{{{predict}}}[{WINDOW}]))", "{{code}}"),
                 ),
-                lines(
+                timeseries(
                     "Rejections by reason",
-                    "Requests that got no prediction: what was wrong with them, or with us (overload, expired, loading, draining).",
+                    "Requests without a prediction. Overload, expired, loading and draining have their cause in the service.",
                     "reqps",
                     query(f"sum by (reason) (rate(qualms_rejected_total[{WINDOW}]))", "{{reason}}"),
                 ),
             ],
             [
-                lines(
+                timeseries(
                     "Latency",
-                    "From the first byte of a request to the last of its reply.",
+                    "Time from the first byte of a request to the last byte of its reply.",
                     "s",
                     *(
                         query(f"histogram_quantile({share}, {buckets})", f"p{round(100 * share)}")
@@ -82,25 +87,25 @@ def build() -> dict[str, Any]:
                     ),
                     limit=0.25,
                 ),
-                heat(
+                heatmap(
                     "Latency, all requests",
-                    "How requests spread over durations; two bands are two kinds of request.",
+                    "Distribution of request durations. Two bands mean two kinds of request.",
                     "s",
                     f"sum by (le) (increase(qualms_request_duration_seconds_bucket{{{predict}}}[{WINDOW}]))",
                 ),
             ],
             [
-                lines(
+                timeseries(
                     "Errors and slow requests against their budgets",
-                    "How fast the 30-day budgets were spent in the last hour: 1 is exactly the budget, 14.4 wakes somebody.",
+                    "Burn rate of the 30-day budgets over the last hour. 1 spends exactly the budget; 14.4 is critical.",
                     "none",
                     query("job:qualms_predict_errors:ratio1h / 0.001", "errors"),
                     query("job:qualms_predict_slow:ratio1h / 0.01", "latency"),
                     limit=14.4,
                 ),
-                lines(
+                timeseries(
                     "Where the time goes",
-                    "Mean seconds a request waits and is decoded, and a run takes.",
+                    "Mean seconds per request in the queue and in decoding, and mean seconds per model run.",
                     "s",
                     query(mean("qualms_queue_duration_seconds"), "queue"),
                     query(mean("qualms_decode_duration_seconds"), "decoding"),
@@ -108,23 +113,23 @@ def build() -> dict[str, Any]:
                 ),
             ],
             [
-                lines(
+                timeseries(
                     "Queue",
-                    "Images waiting, by instance.",
+                    "Images waiting in the queue, by instance and model.",
                     "none",
                     query("sum by (instance, model) (qualms_queue_depth)", "{{instance}} {{model}}"),
                     width=8,
                 ),
-                lines(
+                timeseries(
                     "Batch size",
-                    "Images in one run, on average: it grows with the load.",
+                    "Mean number of images per model run. It grows with the load.",
                     "none",
                     query(mean("qualms_batch_size"), "mean"),
                     width=8,
                 ),
-                lines(
+                timeseries(
                     "Model busy",
-                    "Share of time in which the model was running; at 100 % there is nothing left.",
+                    "Share of time in which the model was running. At 100 % no capacity is left.",
                     "percentunit",
                     query("model:qualms_busy:ratio5m", "{{instance}} {{model}}"),
                     width=8,
@@ -133,7 +138,7 @@ def build() -> dict[str, Any]:
             [
                 table(
                     "Models",
-                    "What is served, by digest: the same in every reply.",
+                    "The models served. Every reply contains the same digest.",
                     "qualms_model_info",
                     "instance",
                     "model",
@@ -144,7 +149,7 @@ def build() -> dict[str, Any]:
                 ),
                 table(
                     "Providers",
-                    "Where each model runs.",
+                    "The execution provider of each model.",
                     "qualms_provider_info",
                     "instance",
                     "model",

@@ -15,50 +15,50 @@ PANELS: list[dict[str, Any]] = [panel for dashboard in DASHBOARDS for panel in d
 register_default_plugins()
 
 
-def test_the_files_are_what_the_code_writes() -> None:
+def test_the_files_match_the_code() -> None:
     assert {path.name: path.read_text(encoding="utf-8") for path in FILES} == build.texts(), (
         "run python -m docker.grafana.build"
     )
 
 
-def unknown(given: Any, kept: Any, path: str = "") -> list[str]:
-    """Every place of a document that a schema did not take over."""
-    if isinstance(given, dict):
-        if not isinstance(kept, dict):
+def lost_fields(original: Any, parsed: Any, path: str = "") -> list[str]:
+    """Return the path of every value of a document that the schema dropped or changed."""
+    if isinstance(original, dict):
+        if not isinstance(parsed, dict):
             return [path]
         return [
-            place
-            for name, value in given.items()
-            for place in (unknown(value, kept[name], f"{path}.{name}") if name in kept else [f"{path}.{name}"])
+            lost
+            for name, value in original.items()
+            for lost in (lost_fields(value, parsed[name], f"{path}.{name}") if name in parsed else [f"{path}.{name}"])
         ]
-    if isinstance(given, list):
-        if not isinstance(kept, list) or len(given) != len(kept):
+    if isinstance(original, list):
+        if not isinstance(parsed, list) or len(original) != len(parsed):
             return [path]
-        pairs = enumerate(zip(given, kept, strict=True))
-        return [place for index, (a, b) in pairs for place in unknown(a, b, f"{path}[{index}]")]
-    return [] if given == kept else [path]
+        pairs = enumerate(zip(original, parsed, strict=True))
+        return [lost for index, (a, b) in pairs for lost in lost_fields(a, b, f"{path}[{index}]")]
+    return [] if original == parsed else [path]
 
 
-def through_the_schema(dashboard: dict[str, Any]) -> dict[str, Any]:
-    """Read by Grafana's own types and written again."""
+def parse(dashboard: dict[str, Any]) -> dict[str, Any]:
+    """Read a dashboard into Grafana's types and write it again."""
     text: str = JSONEncoder().encode(Dashboard.from_json(dashboard))
     written: dict[str, Any] = json.loads(text)
     return written
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: str(dashboard["uid"]))
-def test_grafanas_schema_knows_every_field(dashboard: dict[str, Any]) -> None:
-    assert unknown(dashboard, through_the_schema(dashboard)) == []
+def test_every_field_is_in_grafanas_schema(dashboard: dict[str, Any]) -> None:
+    assert lost_fields(dashboard, parse(dashboard)) == []
 
 
-def test_a_field_that_grafana_does_not_know_would_be_found() -> None:
+def test_a_misspelled_field_is_detected() -> None:
     wrong = json.loads(json.dumps(DASHBOARDS[0]))
     wrong["panels"][0]["options"]["grpahMode"] = "area"
-    assert unknown(wrong, through_the_schema(wrong)) == [".panels[0].options.grpahMode"]
+    assert lost_fields(wrong, parse(wrong)) == [".panels[0].options.grpahMode"]
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: str(panel["title"]))
-def test_every_panel_has_a_unit_and_says_what_it_tells(panel: dict[str, Any]) -> None:
+def test_every_panel_has_a_unit_and_a_description(panel: dict[str, Any]) -> None:
     assert panel["fieldConfig"]["defaults"]["unit"]
     assert len(panel["description"]) > 20
     assert panel["description"].endswith(".")
@@ -66,27 +66,27 @@ def test_every_panel_has_a_unit_and_says_what_it_tells(panel: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: str(dashboard["uid"]))
-def test_panels_do_not_overlap_and_have_numbers_of_their_own(dashboard: dict[str, Any]) -> None:
+def test_panels_do_not_overlap_and_have_unique_ids(dashboard: dict[str, Any]) -> None:
     taken: set[tuple[int, int]] = set()
     for panel in dashboard["panels"]:
-        place = panel["gridPos"]
-        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        grid = panel["gridPos"]
+        cells = {(grid["x"] + x, grid["y"] + y) for x in range(grid["w"]) for y in range(grid["h"])}
         assert taken.isdisjoint(cells), panel["title"]
         taken |= cells
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
-def test_what_the_dashboards_are_for_is_on_them() -> None:
-    doubt, service = ({panel["title"] for panel in dashboard["panels"]} for dashboard in DASHBOARDS)
+def test_the_dashboards_have_the_required_panels() -> None:
+    service, uncertainty = ({panel["title"] for panel in dashboard["panels"]} for dashboard in DASHBOARDS)
     assert {
-        "Flag rate against its promise",
+        "Flag rate against its guarantee",
         "Flag rate by predicted class",
         "p-values over time",
         "Epistemic uncertainty",
         "Epistemic uncertainty, reference",
         "Total uncertainty",
         "Total uncertainty, reference",
-        "Most doubted classes",
+        "Most flagged classes",
         "Rejected by trust",
-    } <= doubt
+    } <= uncertainty
     assert {"Traffic by status", "Latency", "Queue", "Batch size", "Rejections by reason", "Provider"} <= service

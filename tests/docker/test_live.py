@@ -1,7 +1,6 @@
-"""The service, Prometheus and Alertmanager as plain processes: real scrapes, real rules, every query of every panel."""
+"""The service, Prometheus and Alertmanager run as plain processes: scrapes, alerts and every dashboard query."""
 
 import os
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -11,23 +10,26 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.docker.stack import DOCKER, FASTER, Watch, dashboard_queries, faster_prometheus, missing, until
+from tests.docker.stack import (
+    DOCKER,
+    DRIFT_ALERT,
+    SPEEDUP,
+    Monitoring,
+    dashboard_queries,
+    free_port,
+    missing_programs,
+    wait_until,
+    write_accelerated_prometheus,
+)
 
-NEEDED = ("prometheus", "prometheus-alertmanager")
-DRIFT = "QualmsFlagRateAbovePromise"
+MISSING = missing_programs("prometheus", "prometheus-alertmanager")
 
-pytestmark = pytest.mark.skipif(bool(missing(*NEEDED)), reason=missing(*NEEDED))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., None]]:
-    """Start a program that ends with the tests; what it says goes to a file."""
+    """Start a program that is killed after the tests; its output goes to a file."""
     folder = tmp_path_factory.mktemp("logs")
     with ExitStack() as stack:
 
@@ -44,12 +46,12 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., No
 
 
 @pytest.fixture(scope="module")
-def watch(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., None]) -> Watch:
-    """Everything running, with the demo's traffic."""
+def monitoring(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., None]) -> Monitoring:
+    """Everything running, with demo traffic."""
     folder = tmp_path_factory.mktemp("prometheus")
     service, prometheus, alertmanager = (f"127.0.0.1:{free_port()}" for _ in range(3))
     qualms = (sys.executable, Path(sysconfig.get_path("scripts")) / "qualms")
-    config = faster_prometheus(
+    config = write_accelerated_prometheus(
         folder, {"service:8000": service, "localhost:9090": prometheus, "alertmanager:9093": alertmanager}
     )
     start(*qualms, "serve", "demo", QUALMS_PORT=service.partition(":")[2], QUALMS_DEVICE="cpu", QUALMS_THREADS="1")
@@ -66,45 +68,45 @@ def watch(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., None]) 
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address={prometheus}",
     )
-    watch = Watch(f"http://{prometheus}", f"http://{alertmanager}")
-    until(watch.ready, "Prometheus and Alertmanager are ready")
-    until(lambda: watch.is_up("qualms"), "Prometheus scrapes the service")
-    start(*qualms, "demo", "traffic", "--url", f"http://{service}", "--rate", "40", "--period", 1800 / FASTER)
-    return watch
+    monitoring = Monitoring(f"http://{prometheus}", f"http://{alertmanager}")
+    wait_until(monitoring.is_ready, "Prometheus and Alertmanager are ready")
+    wait_until(lambda: monitoring.is_up("qualms"), "Prometheus scrapes the service")
+    start(*qualms, "demo", "traffic", "--url", f"http://{service}", "--rate", "40", "--period", 1800 / SPEEDUP)
+    return monitoring
 
 
-def test_drift_raises_the_alert_and_its_end_clears_it(watch: Watch) -> None:
-    until(lambda: watch.fires(DRIFT), "the drift is told")
-    until(lambda: watch.fires("QualmsPValuesNotUniform"), "the p-values are told")
-    until(lambda: not watch.fires(DRIFT), "the alert ends")
+def test_drift_raises_both_uncertainty_alerts_and_the_flag_rate_alert_ends(monitoring: Monitoring) -> None:
+    wait_until(lambda: monitoring.is_firing(DRIFT_ALERT), "the flag-rate alert fires")
+    wait_until(lambda: monitoring.is_firing("QualmsPValuesNotUniform"), "the p-value alert fires")
+    wait_until(lambda: not monitoring.is_firing(DRIFT_ALERT), "the flag-rate alert ends")
 
 
-def test_every_rule_is_evaluated_without_an_error(watch: Watch) -> None:
-    until(lambda: set(watch.rules().values()) == {"ok"}, "every rule works")
-    assert {DRIFT, "QualmsDown", "model:qualms_ood:evidence5m"} <= set(watch.rules())
+def test_every_rule_is_evaluated_without_an_error(monitoring: Monitoring) -> None:
+    wait_until(lambda: set(monitoring.rules().values()) == {"ok"}, "every rule is healthy")
+    assert {DRIFT_ALERT, "QualmsDown", "model:qualms_ood:evidence5m"} <= set(monitoring.rules())
 
 
 @pytest.mark.parametrize("alert", ["QualmsDown", "QualmsErrorsBurnFast", "QualmsQueueSaturated", "QualmsNoTraffic"])
-def test_what_is_well_is_not_told(watch: Watch, alert: str) -> None:
-    """In the end: a machine that is busy elsewhere may look down for a moment, at thirty times the usual pace."""
-    until(lambda: not watch.fires(alert), f"{alert} is silent")
+def test_other_alerts_do_not_fire(monitoring: Monitoring, alert: str) -> None:
+    """Waits, because at this speed a busy machine may fire an alert for a moment."""
+    wait_until(lambda: not monitoring.is_firing(alert), f"{alert} does not fire")
 
 
-def test_every_query_of_every_dashboard_returns_data(watch: Watch) -> None:
+def test_every_query_of_every_dashboard_returns_data(monitoring: Monitoring) -> None:
     queries = dashboard_queries()
     assert len(queries) >= 30
     for panel, expr in queries:
-        until(partial(watch.has_data, expr), f"{panel} has data: {expr}")
+        wait_until(partial(monitoring.has_data, expr), f"{panel} has data: {expr}")
 
 
-def test_a_service_that_is_down_hides_what_that_explains_and_nothing_else(watch: Watch) -> None:
-    """Last, as these alerts, of jobs that are not there, stay in Alertmanager for minutes."""
+def test_an_outage_suppresses_the_alerts_it_explains_and_no_others(monitoring: Monitoring) -> None:
+    """Must run last, because the alerts it sends stay in Alertmanager for minutes."""
     explained = ["QualmsErrorsBurnFast", "QualmsLatencyBurnsSlowly", "QualmsQueueSaturated", "QualmsNoTraffic"]
-    watch.tell(
+    monitoring.send_alerts(
         {"alertname": "QualmsDown", "job": "one", "instance": "a"},
-        *({"alertname": name, "job": "one"} for name in (*explained, DRIFT)),
+        *({"alertname": name, "job": "one"} for name in (*explained, DRIFT_ALERT)),
         {"alertname": "QualmsNoTraffic", "job": "other"},
     )
-    hidden = dict.fromkeys(explained, "suppressed")
-    until(lambda: watch.states("one") == {**hidden, "QualmsDown": "active", DRIFT: "active"}, "only those are hidden")
-    assert watch.states("other") == {"QualmsNoTraffic": "active"}
+    expected = {**dict.fromkeys(explained, "suppressed"), "QualmsDown": "active", DRIFT_ALERT: "active"}
+    wait_until(lambda: monitoring.alert_states("one") == expected, "only the explained alerts are suppressed")
+    assert monitoring.alert_states("other") == {"QualmsNoTraffic": "active"}

@@ -1,4 +1,4 @@
-"""Alerts fire on what should fire them, and an hour of in-distribution traffic fires none, whatever the calibration draw."""
+"""The alert rules: each fires when it should, and in-distribution traffic fires none, whatever the calibration set."""
 
 import json
 import re
@@ -14,7 +14,7 @@ import yaml
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
-from tests.docker.stack import DOCKER, PROMETHEUS, dashboard_queries, missing
+from tests.docker.stack import DOCKER, DRIFT_ALERT, PROMETHEUS, dashboard_queries, missing_programs
 
 from qualms.bundle.embedded import resolve
 from qualms.bundle.file import open_bundle
@@ -31,7 +31,7 @@ RULES: list[dict[str, Any]] = [
 ALERTS = [rule for rule in RULES if "alert" in rule]
 RUNBOOK = (DOCKER / "RUNBOOK.md").read_text(encoding="utf-8")
 
-needs_promtool = pytest.mark.skipif(bool(missing("promtool")), reason=missing("promtool"))
+needs_promtool = pytest.mark.skipif(bool(missing_programs("promtool")), reason=missing_programs("promtool"))
 
 
 def promtool(*arguments: object) -> str:
@@ -40,17 +40,17 @@ def promtool(*arguments: object) -> str:
     return done.stdout
 
 
-# What is written
+# The files
 
 
 @needs_promtool
-def test_promtool_takes_the_configuration_and_every_rule() -> None:
+def test_promtool_accepts_the_configuration_and_every_rule() -> None:
     promtool("check", "config", PROMETHEUS / "prometheus.yml")
     promtool("check", "rules", *FILES)
 
 
-@pytest.mark.skipif(bool(missing("amtool")), reason=missing("amtool"))
-def test_amtool_takes_the_configuration() -> None:
+@pytest.mark.skipif(bool(missing_programs("amtool")), reason=missing_programs("amtool"))
+def test_amtool_accepts_the_configuration() -> None:
     path = DOCKER / "alertmanager" / "alertmanager.yml"
     done = subprocess.run(["amtool", "check-config", path], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -58,31 +58,32 @@ def test_amtool_takes_the_configuration() -> None:
 
 @needs_promtool
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.stem))
-def test_each_alert_fires_when_it_should_and_only_then(path: Path) -> None:
+def test_promtools_unit_tests_of_the_alerts_pass(path: Path) -> None:
     promtool("test", "rules", path)
 
 
-def test_every_alert_is_among_those_tests() -> None:
+def test_every_alert_has_a_promtool_unit_test() -> None:
     tested = " ".join(path.read_text() for path in TESTS)
     assert [alert["alert"] for alert in ALERTS if alert["alert"] not in tested] == []
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: str(alert["alert"]))
-def test_every_alert_tells_a_person_at_night_what_to_do(alert: dict[str, Any]) -> None:
+def test_every_alert_has_a_severity_annotations_and_a_runbook_section(alert: dict[str, Any]) -> None:
     assert alert["labels"]["severity"] in {"critical", "warning", "info"}
     notes = alert["annotations"]
     assert set(notes) == {"summary", "description", "runbook"}
     anchor = re.search(r"docker/RUNBOOK\.md#(\w+)$", notes["runbook"])
     assert anchor
-    headings = {re.sub(r"\W", "", line.lower()) for line in RUNBOOK.splitlines() if line.startswith("## ")}
-    assert anchor[1] in headings
+    sections = {section.partition("\n")[0].lower(): section for section in RUNBOOK.split("\n## ")}
+    for part in ("**Meaning.**", "**Check.**", "**Do.**"):
+        assert part in sections[anchor[1]]
 
 
-# What is asked for
+# The queries
 
 
-def exported() -> set[str]:
-    """The names of all series that the service has."""
+def exported_series() -> set[str]:
+    """Return the names of all series that the service exports."""
     registry = CollectorRegistry()
     bundle = open_bundle(resolve("demo"))
     ServiceMetrics(registry)
@@ -91,152 +92,152 @@ def exported() -> set[str]:
     return {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
 
 
-def selectors(expr: Any) -> Iterator[str]:
-    """The metric of every selector in a parsed expression."""
+def selected_series(expr: Any) -> Iterator[str]:
+    """Yield the metric name of every selector in a parsed expression."""
     if isinstance(expr, promql_parser.VectorSelector):
         yield str(expr.name)
     elif isinstance(expr, promql_parser.MatrixSelector):
-        yield from selectors(expr.vector_selector)
+        yield from selected_series(expr.vector_selector)
     elif isinstance(expr, promql_parser.Call):
         for argument in expr.args:
-            yield from selectors(argument)
+            yield from selected_series(argument)
     else:
         for name in ("expr", "lhs", "rhs", "param"):
             if getattr(expr, name, None) is not None:
-                yield from selectors(getattr(expr, name))
+                yield from selected_series(getattr(expr, name))
 
 
 QUERIES = [(rule.get("record") or rule["alert"], rule["expr"]) for rule in RULES] + dashboard_queries()
 
 
 @pytest.mark.parametrize(("name", "expr"), QUERIES)
-def test_every_query_parses_and_asks_for_series_that_exist(name: str, expr: str) -> None:
-    known = exported() | {rule["record"] for rule in RULES if "record" in rule} | {"up"}
-    asked = set(selectors(promql_parser.parse(expr)))
-    assert asked
-    assert asked <= known
+def test_every_query_parses_and_selects_existing_series(name: str, expr: str) -> None:
+    existing = exported_series() | {rule["record"] for rule in RULES if "record" in rule} | {"up"}
+    selected = set(selected_series(promql_parser.parse(expr)))
+    assert selected
+    assert selected <= existing
 
 
 # An hour of in-distribution traffic
 
 N = 2000
-"""calibration images of a draw: few, so that a draw matters"""
+"""images per calibration set: few, so that calibration sets differ"""
 DRAWS = 3000
-HOUR = 60
-A_MINUTE = 1200
-"""images, as the demo sends them"""
-KEPT = 12
-"""of each kind of unlucky draw, and as many ordinary ones, for Prometheus to go through"""
-
-
+"""number of simulated calibration sets"""
+MINUTES = 60
+IMAGES_PER_MINUTE = 1200
+"""the rate of the demo traffic"""
+DRAWS_PER_KIND = 12
+"""calibration sets of each kind (highest flag rate, most distant p-values, random) that promtool evaluates"""
 REFERENCE = np.array([np.count_nonzero(p_values(np.arange(N) / N, np.arange(N) / N) <= t) for t in P_VALUES])
-"""calibration images by their own p-value, which is the same for every draw without ties"""
+"""cumulative histogram of the calibration images' p-values, the same for every calibration set without ties"""
 
 
-def draws(rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any], float]:
-    """For many calibration sets: true flag rates (D,), true distributions of p-values (D, B), and the bound.
+def draw_calibration_sets(rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any], float]:
+    """Return, for D random calibration sets, the true flag rates (D,) and p-value distributions (D, B), and the bound.
 
-    A continuous score may as well be uniform: doubt u has p-value rank(u), and what lies above the k-th most doubtful
-    of n calibration images is flagged.
+    The uncertainty score is uniform on [0, 1] without loss of generality, because only the ranks of a continuous score
+    matter. Images whose score lies above the k-th largest score of the calibration set are flagged.
     """
-    rates, shares = np.empty(DRAWS), np.empty((DRAWS, len(P_VALUES)))
+    rates, distributions = np.empty(DRAWS), np.empty((DRAWS, len(P_VALUES)))
     bound = 0.0
     for index in range(DRAWS):
         calibration = np.sort(rng.random(N))
         point = choose_flag_point(calibration, score="u", direction="higher", target_fpr=0.01)
         rates[index], bound = 1 - point.threshold, point.rate_bound
-        # p ≤ t iff at most ⌊t(n + 1)⌋ − 1 calibration images are at least as doubtful: beyond that order statistic.
-        places = np.floor(np.array(P_VALUES) * (N + 1) + 1e-9).astype(int)
-        shares[index] = np.where(places > N, 1.0, 1 - calibration[np.maximum(N - places, 0)])
-    return rates, shares, bound
+        # p ≤ t if and only if at most ⌊t(n + 1)⌋ − 1 calibration scores are at least as large as the image's score.
+        ranks = np.floor(np.array(P_VALUES) * (N + 1) + 1e-9).astype(int)
+        distributions[index] = np.where(ranks > N, 1.0, 1 - calibration[np.maximum(N - ranks, 0)])
+    return rates, distributions, bound
 
 
-def test_the_simulation_is_the_services_own_arithmetic() -> None:
+def test_the_simulated_p_values_are_those_of_the_service() -> None:
     rng = np.random.default_rng(1)
     calibration, images = np.sort(rng.random(50)), rng.random(4000)
-    found = p_values(images, calibration)
+    expected = p_values(images, calibration)
     for t in P_VALUES:
-        place = int(np.floor(t * 51 + 1e-9))
-        beyond = images > calibration[50 - place] if place <= 50 else np.ones(4000, bool)
-        assert np.array_equal(found <= t, beyond)
+        rank = int(np.floor(t * 51 + 1e-9))
+        simulated = images > calibration[50 - rank] if rank <= 50 else np.ones(4000, bool)
+        assert np.array_equal(expected <= t, simulated)
 
 
-def silent_hour(rng: np.random.Generator) -> dict[str, Any]:
-    """A promtool test: counters of an hour for unlucky and ordinary calibration draws, and no alert at any minute."""
-    rates, shares, bound = draws(rng)
-    distance = np.abs(shares - np.array(P_VALUES)).max(axis=1)
-    kept = {*np.argsort(rates)[-KEPT:], *np.argsort(distance)[-KEPT:], *rng.choice(DRAWS, KEPT)}
+def hour_without_alerts(rng: np.random.Generator) -> dict[str, Any]:
+    """Return a promtool test: an hour of traffic for extreme and random calibration sets, and no alert at any minute."""
+    rates, distributions, bound = draw_calibration_sets(rng)
+    distance = np.abs(distributions - np.array(P_VALUES)).max(axis=1)
+    chosen = {
+        *np.argsort(rates)[-DRAWS_PER_KIND:],
+        *np.argsort(distance)[-DRAWS_PER_KIND:],
+        *rng.choice(DRAWS, DRAWS_PER_KIND),
+    }
     series = []
 
     def add(name: str, draw: int, values: object, le: str | None = None) -> None:
         labels = f'job="qualms", instance="a", model="draw-{draw}", version="1"' + (f', le="{le}"' if le else "")
         series.append({"series": f"qualms_{name}{{{labels}}}", "values": str(values)})
 
-    for draw in sorted(int(index) for index in kept):
-        cells = np.diff(shares[draw], prepend=0.0)
-        counts = rng.multinomial(A_MINUTE, cells / cells.sum(), size=HOUR).cumsum(axis=0)
-        add("p_value_count", draw, " ".join(map(str, A_MINUTE * np.arange(1, HOUR + 1))))
-        add("ood_total", draw, " ".join(map(str, rng.binomial(A_MINUTE, rates[draw], HOUR).cumsum())))
-        add("ood_rate_bound", draw, f"{bound}x{HOUR}")
-        add("p_value_reference_count", draw, f"{N}x{HOUR}")
-        for place, t in enumerate(P_VALUES):
-            add("p_value_bucket", draw, " ".join(map(str, counts[:, : place + 1].sum(axis=1))), str(t))
-            add("p_value_reference_bucket", draw, f"{REFERENCE[place]}x{HOUR}", str(t))
-    names = [
-        alert["alert"]
-        for alert in ALERTS
-        if alert["alert"] in ("QualmsFlagRateAbovePromise", "QualmsPValuesNotUniform")
-    ]
+    for draw in sorted(int(index) for index in chosen):
+        cells = np.diff(distributions[draw], prepend=0.0)
+        counts = rng.multinomial(IMAGES_PER_MINUTE, cells / cells.sum(), size=MINUTES).cumsum(axis=0)
+        add("p_value_count", draw, " ".join(map(str, IMAGES_PER_MINUTE * np.arange(1, MINUTES + 1))))
+        add("ood_total", draw, " ".join(map(str, rng.binomial(IMAGES_PER_MINUTE, rates[draw], MINUTES).cumsum())))
+        add("ood_rate_bound", draw, f"{bound}x{MINUTES}")
+        add("p_value_reference_count", draw, f"{N}x{MINUTES}")
+        for index, t in enumerate(P_VALUES):
+            add("p_value_bucket", draw, " ".join(map(str, counts[:, : index + 1].sum(axis=1))), str(t))
+            add("p_value_reference_bucket", draw, f"{REFERENCE[index]}x{MINUTES}", str(t))
     expected = [
-        {"eval_time": f"{minute}m", "alertname": name, "exp_alerts": []} for minute in range(1, HOUR) for name in names
+        {"eval_time": f"{minute}m", "alertname": name, "exp_alerts": []}
+        for minute in range(1, MINUTES)
+        for name in (DRIFT_ALERT, "QualmsPValuesNotUniform")
     ]
-    # That the series are there at all: both statistics of every draw are known at the end.
+    # Both statistics must exist for every calibration set; otherwise no alert could fire at all.
     present = [
-        {"expr": f"count({record})", "eval_time": "59m", "exp_samples": [{"value": len(kept)}]}
+        {"expr": f"count({record})", "eval_time": "59m", "exp_samples": [{"value": len(chosen)}]}
         for record in ("model:qualms_ood:evidence5m", "model:qualms_p_value:distance5m")
     ]
     return {
-        "rule_files": [str(PROMETHEUS / "rules" / "doubt.yml")],
+        "rule_files": [str(PROMETHEUS / "rules" / "uncertainty.yml")],
         "evaluation_interval": "1m",
         "tests": [{"interval": "1m", "input_series": series, "alert_rule_test": expected, "promql_expr_test": present}],
     }
 
 
 @needs_promtool
-def test_an_hour_of_in_distribution_traffic_is_silent_for_the_unluckiest_of_3000_calibration_draws(
-    tmp_path: Path,
-) -> None:
-    """Against the target rate instead of the bound, or against exact uniformity, many of these would fire."""
+def test_promtool_raises_no_alert_for_the_most_extreme_of_3000_calibration_sets(tmp_path: Path) -> None:
+    """A test against the target rate or against exact uniformity would fire for many of them."""
     path = tmp_path / "hour.json"
-    path.write_text(json.dumps(silent_hour(np.random.default_rng(2026))))
+    path.write_text(json.dumps(hour_without_alerts(np.random.default_rng(2026))))
     promtool("test", "rules", path)
 
 
-def evidence(observed: NDArray[Any], images: int, against: float) -> NDArray[Any]:
-    """N·KL(observed ‖ against) where observed is above, else 0."""
+def evidence(observed: NDArray[Any], images: int, bound: float) -> NDArray[Any]:
+    """Return N·KL(observed ‖ bound) where the observed rate is above the bound, else 0."""
     o = np.clip(observed, 1e-9, 1 - 1e-9)
-    divergence = o * np.log(o / against) + (1 - o) * np.log((1 - o) / (1 - against))
-    return np.where(observed > against, images * divergence, 0.0)
+    divergence = o * np.log(o / bound) + (1 - o) * np.log((1 - o) / (1 - bound))
+    return np.where(observed > bound, images * divergence, 0.0)
 
 
-def test_every_one_of_3000_calibration_draws_is_silent_at_every_window_of_an_hour() -> None:
+def test_no_alert_in_an_hour_of_in_distribution_traffic_for_any_of_3000_calibration_sets() -> None:
     rng = np.random.default_rng(7)
-    rates, shares, bound = draws(rng)
-    window = 5 * A_MINUTE
-    cells = np.diff(shares, prepend=0.0, axis=1)
-    chance = np.sqrt(10.71 / window) + np.sqrt(3.80 / N)
+    rates, distributions, bound = draw_calibration_sets(rng)
+    window = 5 * IMAGES_PER_MINUTE
+    cells = np.diff(distributions, prepend=0.0, axis=1)
+    distance_bound = np.sqrt(10.71 / window) + np.sqrt(3.80 / N)
     fired = np.zeros(DRAWS, bool)
-    for _ in range(HOUR // 5):
+    for _ in range(MINUTES // 5):
         fired |= evidence(rng.binomial(window, rates) / window, window, bound) > 20.72
         live = rng.multinomial(window, cells / cells.sum(axis=1, keepdims=True)).cumsum(axis=1) / window
-        fired |= np.abs(live - REFERENCE / N).max(axis=1) > chance
+        fired |= np.abs(live - REFERENCE / N).max(axis=1) > distance_bound
     assert not fired.any()
 
 
-def test_against_the_target_instead_of_the_bound_many_draws_would_fire() -> None:
-    """Why the bound is there: with more images the luck of a calibration set outweighs chance."""
-    rates, _, bound = draws(np.random.default_rng(7))
+def test_an_alert_on_the_target_rate_would_fire_for_many_calibration_sets() -> None:
+    """The reason for the bound: with many images, the calibration set matters more than chance."""
+    rates, _, bound = draw_calibration_sets(np.random.default_rng(7))
     against_target = (evidence(rates, 1_000_000, 0.01) > 20.72).mean()
     against_bound = (evidence(rates, 1_000_000, bound) > 20.72).mean()
-    assert against_target > 0.015  # the confident rule misses its target for one draw in twenty, some by little
-    assert against_bound < 0.003  # and the bound is missed for one in a thousand
+    assert (
+        against_target > 0.015
+    )  # the confident rule exceeds its target for one calibration set in twenty, for some by little
+    assert against_bound < 0.003  # and the bound for one in a thousand

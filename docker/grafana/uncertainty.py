@@ -1,98 +1,98 @@
-"""The dashboard *Doubt*: is the traffic still what the model was calibrated for?"""
+"""The dashboard *Uncertainty*: does live traffic still look like the calibration images?"""
 
 from typing import Any
 
-from docker.grafana.panels import MODEL, WINDOW, bars, dashboard, heat, increase, lines, number, query
+from docker.grafana.panels import MODEL, WINDOW, bar_gauge, dashboard, heatmap, increase, query, stat, timeseries
 
 
 def build() -> dict[str, Any]:
-    """Is the traffic still what the model was calibrated for?"""
+    """Return the dashboard as a JSON object."""
     version = "{{model}} {{version}}"
     classes = "model, version, class"
     flagged = increase("qualms_predictions_total", classes, MODEL + ', ood="true"')
     by_class = f"{flagged} / ({increase('qualms_predictions_total', classes)} > 0)"
-    most_doubted = "sort_desc(topk(10, " + by_class.replace("[5m]", "[15m]") + "))"
+    most_flagged = "sort_desc(topk(10, " + by_class.replace("[5m]", "[15m]") + "))"
     return dashboard(
-        "qualms-doubt",
-        "Doubt",
-        "Whether images still look like those the model was calibrated on.",
+        "qualms-doubt",  # existing links use this uid, so it does not follow the title
+        "Uncertainty",
+        "Whether live images still look like the images the model was calibrated on.",
         [
             [
-                number(
+                stat(
                     "Flag rate, 5 minutes",
                     "Share of images flagged as out of distribution.",
                     "percentunit",
                     f"model:qualms_ood:ratio5m{{{MODEL}}}",
                 ),
-                number(
-                    "Promised bound",
-                    "In-distribution traffic stays below this rate for 99.9 % of calibration sets.",
+                stat(
+                    "Guaranteed bound",
+                    "For 99.9 % of calibration sets, the flag rate of in-distribution traffic stays below this bound.",
                     "percentunit",
                     f"model:qualms_ood_rate:bound{{{MODEL}}}",
                 ),
-                number(
-                    "Evidence against the promise",
-                    "N·KL(observed ‖ bound) in nats; above 20.7 with a rate above the bound, chance is ruled out.",
+                stat(
+                    "Evidence against the guarantee",
+                    "N·KL(observed ‖ bound) in nats. The alert fires above 20.7 if the flag rate is also above the bound.",
                     "none",
                     f"model:qualms_ood:evidence5m{{{MODEL}}}",
                     limit=20.72,
                 ),
-                number(
+                stat(
                     "Rejected by trust, 5 minutes",
-                    "Share of predictions too uncertain for the error rate that trust promises.",
+                    "Share of predictions too uncertain for the error rate that trust guarantees.",
                     "percentunit",
                     f"model:qualms_untrusted:ratio5m{{{MODEL}}}",
                 ),
             ],
             [
-                lines(
-                    "Flag rate against its promise",
-                    "The flagged share by model version, the bound that in-distribution traffic keeps, and the target.",
+                timeseries(
+                    "Flag rate against its guarantee",
+                    "Flag rate by model version, its bound for in-distribution traffic, and the target rate.",
                     "percentunit",
                     query(f"model:qualms_ood:ratio5m{{{MODEL}}}", f"{version} flagged"),
                     query(f"model:qualms_ood_rate:bound{{{MODEL}}}", f"{version} bound"),
                     query(f"max by (model, version) (qualms_ood_target_rate{{{MODEL}}})", f"{version} target"),
                 ),
-                lines(
+                timeseries(
                     "Flag rate by predicted class",
-                    "Which classes the strange images are taken for.",
+                    "Share of images flagged as out of distribution, by predicted class.",
                     "percentunit",
                     query(by_class, f"{version} {{{{class}}}}"),
                 ),
             ],
             [
-                lines(
-                    "Evidence against the promise",
-                    "N·KL(observed ‖ bound); the dashed line is where the alert fires if the rate is above the bound.",
+                timeseries(
+                    "Evidence against the guarantee",
+                    "N·KL(observed ‖ bound). The alert fires above the dashed line if the flag rate is also above the bound.",
                     "none",
                     query(f"model:qualms_ood:evidence5m{{{MODEL}}}", version),
                     limit=20.72,
                 ),
-                bars(
-                    "Most doubted classes",
-                    "Flagged share of each predicted class in 15 minutes, the largest ten.",
+                bar_gauge(
+                    "Most flagged classes",
+                    "The ten predicted classes with the highest flag rate over 15 minutes.",
                     "percentunit",
-                    query(most_doubted, f"{version} {{{{class}}}}"),
+                    query(most_flagged, f"{version} {{{{class}}}}"),
                 ),
             ],
             [
-                heat(
+                heatmap(
                     "p-values over time",
-                    "In-distribution, p-values are uniform: every bucket is equally dark. Drift gathers them at the bottom.",
+                    "In-distribution p-values are uniform: every bucket is equally dark. Drift moves them to the lowest buckets.",
                     "none",
                     increase("qualms_p_value_bucket", "le", window=WINDOW),
                     width=10,
                 ),
-                bars(
+                bar_gauge(
                     "p-values, 5 minutes",
-                    "Images by p-value: even bars are in-distribution traffic.",
+                    "Number of images by p-value. In-distribution traffic gives bars of equal length.",
                     "short",
                     query(increase("qualms_p_value_bucket", "le"), "{{le}}", format="heatmap"),
                     width=6,
                 ),
-                lines(
+                timeseries(
                     "Distance of p-values from calibration",
-                    "Largest gap between the distributions of live and of calibration p-values, and what chance explains.",
+                    "Largest gap between the distributions of live and calibration p-values, and the gap that chance can explain.",
                     "percentunit",
                     query(f"model:qualms_p_value:distance5m{{{MODEL}}}", f"{version} distance"),
                     query(f"model:qualms_p_value:distance_bound5m{{{MODEL}}}", f"{version} explained by chance"),
@@ -100,16 +100,16 @@ def build() -> dict[str, Any]:
                 ),
             ],
             [
-                heat(
+                heatmap(
                     "Epistemic uncertainty",
-                    "Mutual information over time; buckets end at quantiles of the calibration images.",
+                    "Mutual information over time. Bucket bounds are quantiles of the calibration images.",
                     "none",
                     increase("qualms_epistemic_uncertainty_bucket", "le", window=WINDOW),
                     width=16,
                 ),
-                bars(
+                bar_gauge(
                     "Epistemic uncertainty, reference",
-                    "The calibration images in the same buckets: what the heat map should look like.",
+                    "The calibration images in the same buckets. In-distribution traffic has the same shape.",
                     "short",
                     query(
                         f"sum by (le) (qualms_epistemic_uncertainty_reference_bucket{{{MODEL}}})",
@@ -120,16 +120,16 @@ def build() -> dict[str, Any]:
                 ),
             ],
             [
-                heat(
+                heatmap(
                     "Total uncertainty",
-                    "Entropy over time; buckets end at quantiles of the calibration images.",
+                    "Entropy over time. Bucket bounds are quantiles of the calibration images.",
                     "none",
                     increase("qualms_total_uncertainty_bucket", "le", window=WINDOW),
                     width=16,
                 ),
-                bars(
+                bar_gauge(
                     "Total uncertainty, reference",
-                    "The calibration images in the same buckets: what the heat map should look like.",
+                    "The calibration images in the same buckets. In-distribution traffic has the same shape.",
                     "short",
                     query(
                         f"sum by (le) (qualms_total_uncertainty_reference_bucket{{{MODEL}}})",
@@ -140,15 +140,15 @@ def build() -> dict[str, Any]:
                 ),
             ],
             [
-                lines(
+                timeseries(
                     "Rejected by trust",
-                    "Share of predictions that are not to be trusted at the promised error rate.",
+                    "Share of predictions too uncertain for the error rate that trust guarantees.",
                     "percentunit",
                     query(f"model:qualms_untrusted:ratio5m{{{MODEL}}}", version),
                 ),
-                lines(
+                timeseries(
                     "Images",
-                    "Images answered a second, by model version.",
+                    "Images answered per second, by model version.",
                     "ops",
                     query(f"sum by (model, version) (rate(qualms_p_value_count{{{MODEL}}}[{WINDOW}]))", version),
                 ),
