@@ -1,1 +1,1 @@
-"""Digits drawn by our own code, and traffic made of them: something to look at without anybody's data."""
+"""`qualms demo`: digits drawn by our own code and traffic made of them, to try the service without a data set."""

@@ -1,4 +1,4 @@
-"""`qualms demo`: draw digits, and send them to a service; what they need is imported when they run."""
+"""The commands of `qualms demo`; their dependencies are imported only when they run."""
 
 import signal
 import sys
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="demo",
-    help="Digits drawn by our own code, and traffic made of them.",
+    help="Draw digits and send them to a service.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -20,12 +20,12 @@ app = typer.Typer(
 
 @app.command()
 def draw(
-    out: Annotated[Path, typer.Option("--out", help="Folder to fill with a folder of PNG files a digit.")],
-    count: Annotated[int, typer.Option(min=10, help="How many images in all.")] = 5000,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same images.")] = 0,
+    out: Annotated[Path, typer.Option("--out", help="Folder to create; it gets one subfolder of PNG files per digit.")],
+    count: Annotated[int, typer.Option(min=10, help="Total number of images.")] = 5000,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed; equal seeds give equal images.")] = 0,
 ) -> None:
-    """Write drawn digits as a folder of class folders, as `qualms calibrate` takes it."""
-    from qualms.demo.folder import write_folder
+    """Write drawn digits to a folder with one subfolder per class, as `qualms calibrate` expects it."""
+    from qualms.demo.digits import write_folder
 
     write_folder(out, count, seed)
     typer.echo(f"wrote {count:,} images to {out}")
@@ -33,23 +33,29 @@ def draw(
 
 @app.command()
 def traffic(
-    url: Annotated[str, typer.Option(help="The service.")] = "http://127.0.0.1:8000",
-    rate: Annotated[float, typer.Option(min=0.1, max=200, help="Most images a second.")] = 20.0,
-    period: Annotated[float, typer.Option(min=1, help="Seconds from one drift to the next.")] = 900.0,
-    seconds: Annotated[float | None, typer.Option(min=0, help="Stop after so long.", show_default="never")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same images.")] = 1,
+    url: Annotated[str, typer.Option(help="URL of the service.")] = "http://127.0.0.1:8000",
+    rate: Annotated[float, typer.Option(min=0.1, max=200, help="Maximum number of images per second.")] = 20.0,
+    period: Annotated[
+        float, typer.Option(min=1, help="Seconds from the start of one drift to the start of the next.")
+    ] = 900.0,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Stop after this many seconds.", show_default="never")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed; equal seeds give equal images.")] = 1,
 ) -> None:
-    """Send drawn digits to a service that serves `demo`; once a period they drift and come back."""
+    """Send drawn digits to a service with the model `demo`; once per period, the images drift and recover."""
     from qualms.demo.traffic import Sender, TrafficError, stream
 
-    # As process 1 of a container, Python would not end on SIGTERM by itself.
+    # The kernel does not end process 1 of a container on SIGTERM unless a handler is installed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    answered = stream(Sender(url), rate=rate, period=period, seconds=seconds, seed=seed, report=_report)
-    if not answered:
-        raise TrafficError(f"{url} answered none of the images; start a service there, or name another with --url.")
+    replies = stream(Sender(url), rate=rate, period=period, seconds=seconds, seed=seed, report=_report)
+    if not replies:
+        raise TrafficError(
+            f"{url} returned no prediction for any image; start a service there, or give another URL with --url."
+        )
 
 
 def _report(dose: float, tally: "Tally") -> None:
-    unanswered = f", {tally.failed} without an answer" if tally.failed else ""
-    typer.echo(f"dose {dose:.2f}: {tally.sent} images, {tally.flagged} flagged{unanswered}")
+    failures = f", {tally.failed} failed" if tally.failed else ""
+    typer.echo(f"dose {dose:.2f}: {tally.sent} images, {tally.flagged} flagged{failures}")
     sys.stdout.flush()

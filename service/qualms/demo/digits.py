@@ -1,27 +1,30 @@
-"""Handwritten-looking digits, drawn: strokes with a shaky hand, framed as MNIST frames its own.
+"""Drawn digits that look handwritten: smooth strokes with random perturbations, in the format of MNIST.
 
-White on black, 28 × 28, the longer side of the digit 20 pixels, the centre of mass in the middle. They are not
-MNIST; a model that knows MNIST reads them well, but its calibration is not theirs (see `service/models/demo.onnx`).
+They are white on black, 28 × 28 pixels; the longer side of a digit is 20 pixels, and its centre of mass is in the
+middle. A model trained on MNIST classifies them well, but it needs a calibration of its own: the embedded model `demo`.
 """
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from qualms.errors import DataError
+
 SIZE = 28
 _BOX = 20.0
-"""pixels that the longer side of a digit fills"""
+"""length in pixels of a digit's longer side"""
 _OVERSAMPLED = 8
 _STEPS = 8
-"""line segments from one control point to the next"""
+"""line segments between two control points"""
 
 Points = NDArray[np.float64]
 
-# Strokes as control points of smooth curves, x to the right and y downwards in a unit square; several forms a digit.
-# A point that is given twice is a corner.
+# One or more forms per digit. Each stroke is a list of control points of a smooth curve, in percent of a unit square with
+# x to the right and y downwards; "|" separates strokes. A repeated point is a corner.
 _FORMS: tuple[tuple[str, ...], ...] = (
     ("50,2 22,20 14,50 24,82 50,98 76,82 86,50 78,20 50,2",),
     ("52,0 50,50 48,100", "66,0 50,50 34,100"),
@@ -43,42 +46,52 @@ _FORMS: tuple[tuple[str, ...], ...] = (
 
 
 def draw(digit: int, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """One digit as grey pixels (28, 28)."""
+    """Draw one digit; grey values (28, 28)."""
     forms = _FORMS[digit]
     strokes = [_curve(points) for points in _strokes(forms[rng.integers(len(forms))], rng)]
     width = rng.uniform(1.9, 3.2)
-    everything = np.concatenate(strokes)
-    low, high = everything.min(axis=0), everything.max(axis=0)
+    points = np.concatenate(strokes)
+    low, high = points.min(axis=0), points.max(axis=0)
     scale = (_BOX - width) / (high - low).max()
-    strokes = [(points - (low + high) / 2) * scale + SIZE / 2 for points in strokes]
-    return _centred(_ink(strokes, width, int(rng.integers(225, 256))))
+    strokes = [(stroke - (low + high) / 2) * scale + SIZE / 2 for stroke in strokes]
+    return _centre(_render(strokes, width, int(rng.integers(225, 256))))
 
 
 def draw_many(count: int, seed: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """`count` digits with their pixels, each class as often as the others, the same for the same seed."""
+    """`count` pairs of class and image (28, 28); the classes take turns, and equal seeds give equal images."""
     rng = np.random.default_rng(seed)
     for index in range(count):
         yield index % 10, draw(index % 10, rng)
 
 
+def write_folder(out: Path, count: int, seed: int) -> None:
+    """Write `count` digits as OUT/CLASS/NUMBER.png; OUT must be empty or not exist."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out} already exists; it should be an empty folder or a path that does not exist.")
+    for digit in range(10):
+        (out / str(digit)).mkdir(parents=True, exist_ok=True)
+    for index, (digit, image) in enumerate(draw_many(count, seed)):
+        Image.fromarray(image).save(out / str(digit) / f"{index:06}.png")
+
+
 def _strokes(form: str, rng: np.random.Generator) -> list[Points]:
-    """Control points, each a little beside its place, then the whole leaning, turned and stretched."""
-    turn, lean = rng.normal(0, 0.1), rng.normal(0.08, 0.16)
-    matrix = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
-    matrix = matrix @ np.array([[1.0, -lean], [0.0, 1.0]]) @ np.diag([rng.uniform(0.62, 0.86), 1.0])
-    found = []
+    """Control points of a form after random shifts, slant, rotation and stretching; one array (N, 2) per stroke."""
+    angle, slant = rng.normal(0, 0.1), rng.normal(0.08, 0.16)
+    matrix = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    matrix = matrix @ np.array([[1.0, -slant], [0.0, 1.0]]) @ np.diag([rng.uniform(0.62, 0.86), 1.0])
+    strokes = []
     for stroke in form.split("|"):
         points = np.array([[float(value) for value in pair.split(",")] for pair in stroke.split()]) / 100
-        shaken = points + rng.normal(0, 0.04, points.shape)
-        for place in range(1, len(points)):  # a corner stays one
-            if (points[place] == points[place - 1]).all():
-                shaken[place] = shaken[place - 1]
-        found.append(shaken @ matrix.T)
-    return found
+        shifted = points + rng.normal(0, 0.04, points.shape)
+        for index in range(1, len(points)):  # the two points of a corner stay equal
+            if (points[index] == points[index - 1]).all():
+                shifted[index] = shifted[index - 1]
+        strokes.append(shifted @ matrix.T)
+    return strokes
 
 
 def _curve(points: Points) -> Points:
-    """A Catmull–Rom spline through the points; a doubled point breaks it into two."""
+    """A Catmull–Rom spline through the points (N, 2); it is split at repeated points."""
     padded = np.concatenate((points[:1], points, points[-1:]))
     t = np.arange(_STEPS)[:, None] / _STEPS
     pieces = []
@@ -99,27 +112,26 @@ def _curve(points: Points) -> Points:
     return np.concatenate((*pieces, points[-1:]))
 
 
-def _ink(strokes: list[Points], width: float, grey: int) -> NDArray[np.uint8]:
-    """The strokes on a large canvas (28 · 8, 28 · 8), with round ends."""
+def _render(strokes: list[Points], width: float, grey: int) -> NDArray[np.uint8]:
+    """Draw the strokes with round ends on a canvas (28 · 8, 28 · 8)."""
     canvas = Image.new("L", (SIZE * _OVERSAMPLED, SIZE * _OVERSAMPLED))
     pen = ImageDraw.Draw(canvas)
     radius = width * _OVERSAMPLED / 2
     for stroke in strokes:
-        places = [(float(x), float(y)) for x, y in stroke * _OVERSAMPLED]
-        pen.line(places, grey, round(2 * radius))
-        for x, y in places:
+        points = [(float(x), float(y)) for x, y in stroke * _OVERSAMPLED]
+        pen.line(points, grey, round(2 * radius))
+        for x, y in points:
             pen.ellipse((x - radius, y - radius, x + radius, y + radius), grey)
     return np.asarray(canvas)
 
 
-def _centred(canvas: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Move the centre of mass to the middle, as far as the ink stays on the canvas, then make it small."""
+def _centre(canvas: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Move the centre of mass to the middle without moving ink off the canvas, then reduce to (28, 28)."""
     shifts = []
     for axis in (1, 0):
         ink = canvas.sum(axis=axis, dtype=np.float64)
-        places = np.arange(len(ink))
-        marked = np.flatnonzero(ink)
-        wanted = round((len(ink) - 1) / 2 - float(ink @ places / ink.sum()))
-        shifts.append(int(np.clip(wanted, -marked[0], len(ink) - 1 - marked[-1])))
+        inked = np.flatnonzero(ink)
+        shift = round((len(ink) - 1) / 2 - float(ink @ np.arange(len(ink)) / ink.sum()))
+        shifts.append(int(np.clip(shift, -inked[0], len(ink) - 1 - inked[-1])))
     moved = Image.fromarray(np.roll(canvas, shifts, axis=(0, 1)))
     return np.asarray(moved.resize((SIZE, SIZE), Image.Resampling.BOX))

@@ -1,4 +1,4 @@
-"""A modest, endless stream of drawn digits to a service, with a drift that grows and fades."""
+"""Send drawn digits to a service at a limited rate, with a drift that rises and falls periodically."""
 
 import http.client
 import io
@@ -18,17 +18,17 @@ from qualms.demo.drift import dose_at, drift
 from qualms.errors import QualmsError
 
 _TIMEOUT_SECONDS = 10.0
-_BEHIND_SECONDS = 1.0
-"""a stream that falls further behind than this does not try to catch up: the rate stays bounded"""
+_MAX_LAG_SECONDS = 1.0
+"""if sending is further behind than this, it does not catch up, so that there is no burst"""
 
 
 class TrafficError(QualmsError):
-    """The address to send to makes no sense, or nobody answers there."""
+    """The URL of the service is invalid, or the service did not reply."""
 
 
 @dataclass
 class Tally:
-    """What was sent since the last report."""
+    """Numbers of images since the last report."""
 
     sent: int = 0
     flagged: int = 0
@@ -36,21 +36,21 @@ class Tally:
 
 
 class Sender:
-    """Posts images to a service over one connection, which is made anew after a failure."""
+    """Posts images to a service over one connection, which is reopened after a failure."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         try:
-            port, sensible = parts.port, parts.scheme == "http" and bool(parts.hostname)
-        except ValueError:  # a port that is no number
-            port, sensible = None, False
-        if not sensible:
-            raise TrafficError(f"{url!r} cannot be sent to; an address like http://127.0.0.1:8000 is accepted.")
+            port, valid = parts.port, parts.scheme == "http" and bool(parts.hostname)
+        except ValueError:  # the port is not a number
+            port, valid = None, False
+        if not valid:
+            raise TrafficError(f"The URL {url!r} is not accepted; it should be like http://127.0.0.1:8000.")
         self._path = parts.path.rstrip("/") + "/predict"
         self._connection = http.client.HTTPConnection(parts.hostname or "", port, _TIMEOUT_SECONDS)
 
     def __call__(self, image: NDArray[np.uint8]) -> bool | None:
-        """Whether the service flagged the image, or None if it gave no answer."""
+        """Whether the service flagged the image; None if the request failed."""
         with suppress(OSError, http.client.HTTPException):
             self._connection.request("POST", self._path, _png(image), {"content-type": "image/png"})
             reply = self._connection.getresponse()
@@ -58,7 +58,7 @@ class Sender:
             if reply.status == 200:
                 return bool(json.loads(body)["results"][0]["ood"]["flag"])
             return None
-        self._connection.close()  # the next request opens it again
+        self._connection.close()  # the next request reopens it
         return None
 
 
@@ -74,33 +74,33 @@ def stream(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Send at most `rate` images a second, drifting once a `period`, for `seconds` or for ever.
+    """Send at most `rate` images per second, with one drift per `period`, for `seconds` or without end.
 
-    `report` hears of the dose and of what was sent, every `report_seconds` and at the end. Returns how many were answered.
+    `report` is called with the dose and the tally every `report_seconds` and at the end. Returns the number of replies.
     """
     rng = np.random.default_rng(seed)
     start = clock()
     due = reported = dose = 0.0
-    answered, tally = 0, Tally()
+    replies, tally = 0, Tally()
     while seconds is None or due < seconds:
         now = clock() - start
         if now < due:
             sleep(due - now)
-        elif now > due + _BEHIND_SECONDS:
+        elif now > due + _MAX_LAG_SECONDS:
             due = now
         dose = dose_at(due, period)
         flag = send(drift(draw(int(rng.integers(10)), rng), dose, rng))
         tally.sent += 1
         tally.flagged += flag is True
         tally.failed += flag is None
-        answered += flag is not None
+        replies += flag is not None
         due += 1 / rate
         if due >= reported + report_seconds:
             report(dose, tally)
             reported, tally = due, Tally()
     if tally.sent:
         report(dose, tally)
-    return answered
+    return replies
 
 
 def _png(image: NDArray[np.uint8]) -> bytes:

@@ -5,22 +5,22 @@ from qualms.demo.digits import draw
 from qualms.demo.drift import dose_at, drift
 
 
-def test_no_dose_leaves_every_pixel() -> None:
+def test_dose_zero_changes_no_pixel() -> None:
     image = draw(3, np.random.default_rng(0))
     assert drift(image, 0.0, np.random.default_rng(0)) is image
 
 
-def test_a_larger_dose_moves_the_image_further() -> None:
+def test_a_larger_dose_changes_the_image_more() -> None:
     image = draw(3, np.random.default_rng(0)).astype(float)
-    moved = [
+    changes = [
         float(np.abs(drift(image.astype(np.uint8), dose, np.random.default_rng(1)) - image).mean())
         for dose in (0.1, 0.3, 0.6, 1.0)
     ]
-    assert moved == sorted(moved)
-    assert moved[0] > 1
+    assert changes == sorted(changes)
+    assert changes[0] > 1
 
 
-def test_a_period_is_calm_then_drifts_up_and_down_then_is_calm_again() -> None:
+def test_the_dose_rises_and_falls_once_per_period_and_is_zero_before_and_after() -> None:
     doses = [dose_at(second, 100.0) for second in range(101)]
     assert doses[:6] == [0.0] * 6
     assert doses[41:] == [0.0] * 60

@@ -16,7 +16,7 @@ IMAGE = np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)
 
 
 class Clock:
-    """Time that passes only while somebody sleeps, or works."""
+    """A clock that advances only when `sleep` is called or `now` is set."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -31,18 +31,18 @@ class Clock:
 
 
 def run(
-    clock: Clock, answers: list[bool | None], *, work: float = 0.0, seconds: float = 10.0, rate: float = 2.0
+    clock: Clock, flags: list[bool | None], *, work: float = 0.0, seconds: float = 10.0, rate: float = 2.0
 ) -> tuple[list[NDArray[np.uint8]], list[tuple[float, Tally]]]:
-    """What was sent and what was reported when the service gives these answers in turn."""
+    """The images sent and the reports made if the service returns these flags in rotation."""
     sent: list[NDArray[np.uint8]] = []
     reports: list[tuple[float, Tally]] = []
 
     def send(image: NDArray[np.uint8]) -> bool | None:
         sent.append(image)
         clock.now += work
-        return answers[len(sent) % len(answers)]
+        return flags[len(sent) % len(flags)]
 
-    answered = stream(
+    replies = stream(
         send,
         rate=rate,
         period=10.0,
@@ -52,11 +52,11 @@ def run(
         clock=clock,
         sleep=clock.sleep,
     )
-    assert answered == sum(tally.sent - tally.failed for _, tally in reports)
+    assert replies == sum(tally.sent - tally.failed for _, tally in reports)
     return sent, reports
 
 
-def test_it_sends_at_the_rate_and_reports_what_came_back() -> None:
+def test_images_are_sent_at_the_rate_and_replies_are_counted() -> None:
     clock = Clock()
     sent, reports = run(clock, [True, False, None, False])
     assert len(sent) == 20
@@ -64,18 +64,18 @@ def test_it_sends_at_the_rate_and_reports_what_came_back() -> None:
     assert [tally for _, tally in reports] == [Tally(10, 2, 3), Tally(10, 3, 2)]
 
 
-def test_what_was_sent_since_the_last_report_is_told_at_the_end() -> None:
+def test_images_since_the_last_report_are_reported_at_the_end() -> None:
     sent, reports = run(Clock(), [True, None], seconds=12.5)
     assert len(sent) == 25
     assert [tally for _, tally in reports] == [Tally(10, 5, 5), Tally(10, 5, 5), Tally(5, 2, 3)]
     assert reports[-1][0] == dose_at(12.0, 10.0) > 0
 
 
-def test_where_nothing_was_sent_there_is_nothing_to_report() -> None:
+def test_there_is_no_report_if_nothing_was_sent() -> None:
     assert run(Clock(), [True], seconds=0.0) == ([], [])
 
 
-def test_a_slow_service_is_not_sent_a_burst_afterwards() -> None:
+def test_a_slow_service_does_not_get_a_burst_afterwards() -> None:
     clock = Clock()
     sent, _ = run(clock, [False], work=5.0, seconds=60.0)
     assert len(sent) <= 13
@@ -92,11 +92,11 @@ def test_images_drift_in_the_middle_of_the_period_and_are_clean_before_and_after
 
 class Handler(BaseHTTPRequestHandler):
     status = 200
-    seen: list[tuple[str, bytes]]
+    requests: list[tuple[str, bytes]]
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        self.seen.append((self.path, body))
+        self.requests.append((self.path, body))
         reply = json.dumps({"results": [{"ood": {"flag": True}}]}).encode()
         self.send_response(self.status)
         self.send_header("content-length", str(len(reply)))
@@ -104,12 +104,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(reply)
 
     def log_message(self, *_: object) -> None:
-        """Nothing on stderr."""
+        """Print nothing on stderr."""
 
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, type[Handler]]]:
-    handler = type("Own", (Handler,), {"seen": []})
+    handler = type("RecordingHandler", (Handler,), {"requests": []})
     with HTTPServer(("127.0.0.1", 0), handler) as running:
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
@@ -118,15 +118,15 @@ def server() -> Iterator[tuple[str, type[Handler]]]:
         thread.join()
 
 
-def test_an_image_arrives_as_it_is_and_the_flag_comes_back(server: tuple[str, type[Handler]]) -> None:
+def test_the_image_is_sent_unchanged_and_the_flag_returned(server: tuple[str, type[Handler]]) -> None:
     url, handler = server
     assert Sender(f"{url}/behind/a/proxy/")(IMAGE) is True
-    ((path, body),) = handler.seen
+    ((path, body),) = handler.requests
     assert path == "/behind/a/proxy/predict"
     assert np.array_equal(np.asarray(Image.open(BytesIO(body))), IMAGE)
 
 
-def test_a_refusal_and_a_silence_are_no_answer_and_sending_goes_on(server: tuple[str, type[Handler]]) -> None:
+def test_failed_requests_return_none_and_sending_continues(server: tuple[str, type[Handler]]) -> None:
     url, handler = server
     send = Sender(url)
     handler.status = 429
@@ -137,6 +137,6 @@ def test_a_refusal_and_a_silence_are_no_answer_and_sending_goes_on(server: tuple
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "https://host", "http://", "http://host:port", ""])
-def test_an_address_that_makes_no_sense_is_named(url: str) -> None:
-    with pytest.raises(TrafficError, match=r"^'.*' cannot be sent to; .* is accepted\.$"):
+def test_an_invalid_url_is_rejected(url: str) -> None:
+    with pytest.raises(TrafficError, match=r"^The URL '.*' is not accepted; it should be like http://"):
         Sender(url)
