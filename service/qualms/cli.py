@@ -122,8 +122,10 @@ def bench(
     bundle: Annotated[
         str | None, typer.Option(help="With a URL: the bundle served there, needed for the comparison.")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Duration of each measurement.", min=0.1)] = 5.0,
-    rounds: Annotated[int, typer.Option(help="Number of measurements; medians are printed.", min=1)] = 3,
+    seconds: Annotated[float, typer.Option(help="Seconds per measurement.", min=0.1)] = 5.0,
+    rounds: Annotated[
+        int, typer.Option(help="Measurements per server and concurrency; medians are printed.", min=1)
+    ] = 3,
     concurrency: Annotated[
         list[int] | None,
         typer.Option(

@@ -16,7 +16,6 @@ import httpx
 import orjson
 import pytest
 from PIL import Image
-from qualms.inference.jobs import Answer, Batch
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -42,6 +41,7 @@ from qualms.decisions.verdicts import Decider
 from qualms.errors import BundleError
 from qualms.images.input_spec import InputSpec
 from qualms.images.preprocess import preprocess
+from qualms.inference.batch import Answer, Batch
 from qualms.inference.engine import Engine
 from qualms.web.reply import ReplyWriter
 
