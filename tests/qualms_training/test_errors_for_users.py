@@ -1,4 +1,4 @@
-"""Bad input to the command line: one sentence on stderr, exit code 2, no traceback, and nothing half-written."""
+"""Bad input on the command line: one sentence on stderr, exit code 2, no traceback, and no files written."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def edited(*changes: tuple[str, str]) -> str:
 
 
 def folder_data(root: Path) -> str:
-    """A recipe for two classes of images in folders below `root`."""
+    """A recipe for two classes of images in folders in `root`."""
     rng = np.random.default_rng(0)
     for split, n in (("train", 12), ("test", 4)):
         for label in ("cat", "dog"):
@@ -96,7 +96,7 @@ CASES: dict[Callable[[Path], str], tuple[str, ...]] = {
     unknown_key: ("meta.kl_wieght", "unknown"),
     missing_data: ("'mnist'", "qualms data mnist"),
     empty_class: ("emu", "no images"),
-    corrupt_image: ("dog/03.png", "damaged or cut short"),
+    corrupt_image: ("dog/03.png", "damaged or truncated"),
     weights_with_nan: ("'conv2.weight'", "1 of 1152", "not finite"),
     tap_typo: ("'poool2'", "did you mean", "'pool2'"),
     unsupported_target: ("0.0001", "29,956 calibration images", "1,000"),
@@ -115,7 +115,7 @@ def qualms(*arguments: str, data: Path) -> subprocess.CompletedProcess[str]:
 
 
 def attempt(make: Callable[[Path], str], root: Path) -> Outcome:
-    """Train by the recipe that `make` writes."""
+    """Run `qualms train` on the recipe that `make` returns."""
     recipe, out, data = root / "recipe.toml", root / "out", root / "data"
     data.mkdir(parents=True)
     recipe.write_text(make(root), encoding="utf-8")
@@ -125,7 +125,7 @@ def attempt(make: Callable[[Path], str], root: Path) -> Outcome:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """All cases, two at a time: most of each is starting Python."""
+    """The outcomes of all cases, run two at a time because each mostly waits for Python to start."""
     with ThreadPoolExecutor(2) as pool:
         started = {
             case.__name__: pool.submit(attempt, case, tmp_path_factory.mktemp(case.__name__) / "case") for case in CASES
@@ -134,15 +134,15 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_bad_input_is_one_sentence_and_nothing_is_written(
+def test_bad_input_prints_one_sentence_and_writes_nothing(
     case: Callable[[Path], str], outcomes: dict[str, Outcome]
 ) -> None:
-    found = outcomes[case.__name__]
-    assert found.code == 2, found.err
-    assert found.err.startswith("qualms: ")
-    assert found.err.count("\n") == 1, found.err
-    assert found.err.endswith("\n")
-    assert "Traceback" not in found.err + found.out
+    outcome = outcomes[case.__name__]
+    assert outcome.code == 2, outcome.err
+    assert outcome.err.startswith("qualms: ")
+    assert outcome.err.count("\n") == 1, outcome.err
+    assert outcome.err.endswith("\n")
+    assert "Traceback" not in outcome.err + outcome.out
     for part in CASES[case]:
-        assert part in found.err
-    assert not found.folder.exists()
+        assert part in outcome.err
+    assert not outcome.folder.exists()

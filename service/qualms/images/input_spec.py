@@ -1,4 +1,4 @@
-"""What image a model takes: size, colour mode and how any image is brought there."""
+"""The input of a model: size, colour mode, and how images are resized."""
 
 from typing import Literal, Self
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class InputSpec(BaseModel):
-    """The one description of a model's input, shared by training, calibration and serving."""
+    """Description of a model's input, shared by training, calibration and serving."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -15,21 +15,21 @@ class InputSpec(BaseModel):
     colour: Literal["RGB", "L"] = "RGB"
     resize: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
     fit: Literal["stretch", "crop"] = "stretch"
-    """`stretch` ignores the aspect ratio; `crop` keeps it and cuts the centre."""
+    """`stretch` ignores the aspect ratio; `crop` preserves it and crops the centre."""
     shorter_side: int | None = Field(None, gt=0, le=4096, exclude_if=lambda side: side is None)
-    """with `crop`: what the shorter side is brought to before the centre is cut out, as by torchvision's Resize and
-    CenterCrop; where it is not given, it is not written either, so that older services read such a bundle"""
+    """With `crop`: length of the shorter side before the centre crop, as in torchvision's Resize and CenterCrop. None is
+    not written to the manifest, so that older services can read the bundle."""
 
     @model_validator(mode="after")
-    def _shorter_side_holds_the_centre(self) -> Self:
+    def _check_shorter_side(self) -> Self:
         if self.shorter_side is None:
             return self
         if self.fit != "crop":
-            raise ValueError(f"shorter_side is for fit 'crop', not {self.fit!r}")
+            raise ValueError(f"shorter_side needs fit 'crop', not {self.fit!r}")
         if self.shorter_side < max(self.height, self.width):
             raise ValueError(
-                f"shorter_side is {self.shorter_side}, and {self.height} × {self.width} pixels cannot be cut out of it: "
-                f"at least {max(self.height, self.width)} is needed"
+                f"shorter_side is {self.shorter_side}, but a crop of {self.height} × {self.width} pixels needs at least "
+                f"{max(self.height, self.width)}"
             )
         return self
 

@@ -1,7 +1,8 @@
-"""Image files that cost far more than their bytes and pixels say, and those that certainly do not.
+"""Limits on hostile image files, which need far more time or memory than their bytes and pixels suggest.
 
-Pillow trusts what a file says of itself. So whatever lets few bytes take long, or much memory, is refused before Pillow
-decodes it.
+Pillow trusts the headers of a file, so these limits are checked before it decodes. `check_file_limits` checks the raw
+bytes of PNG, JPEG and TIFF files, `check_decoder_limits` an opened TIFF or BMP image. The limit on pixels is
+`qualms.images.preprocess.MAX_PIXELS`.
 """
 
 import re
@@ -14,168 +15,186 @@ from PIL import ImageFile
 
 from qualms.errors import ImageError
 
-PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
-MAX_PIECES = 2**16
-"""Chunks, segments or strips of a file: Pillow sees to each in Python, and photographs have a few thousand."""
-MAX_SCANS = 100
-"""Of a JPEG: each is a pass over all pixels. About 10 are usual, and libtiff has the same limit."""
-MAX_PACKED = 32
-"""Compressed texts and profiles of a PNG: each may unfold to a megabyte that nobody reads."""
-MAX_RUN_LENGTH_PIXELS = 2**21
-"""Full HD, of a run-length BMP: Pillow decodes these in Python, a pixel at a time."""
+MAX_PNG_CHUNKS = 2**16
+"""Pillow parses every chunk in Python; photographs have at most a few thousand."""
+MAX_PNG_COMPRESSED_CHUNKS = 32
+"""Compressed texts and colour profiles: each may decompress to a megabyte."""
+MAX_JPEG_SEGMENTS = 2**16
+"""Pillow parses every segment in Python; photographs have at most a few thousand."""
+MAX_JPEG_SCANS = 100
+"""Each scan is a pass over all pixels. About 10 are usual, and libtiff has the same limit."""
+MAX_TIFF_STRIPS = 2**16
+"""Strips or tiles: Pillow lists them in Python; photographs have at most a few thousand."""
+MAX_TIFF_RATIONALS = 2**16
+"""Fractions in one tag: Pillow converts every one in Python."""
+MAX_BMP_RLE_PIXELS = 2**21
+"""Full HD, for run-length encoded BMP files: Pillow decodes these in Python, pixel by pixel."""
 
-_TIFF = (b"II", b"MM")
-_FEW = 32
-_PLAIN_CHUNKS = frozenset(b"IHDR PLTE tRNS IDAT IEND gAMA cHRM sRGB sBIT bKGD pHYs tIME".split())
-_PACKED_CHUNKS = frozenset(b"zTXt iTXt iCCP".split())
-_chunk_at = struct.Struct(">I4s").unpack_from
-_SOF0, _SOS, _EOI = 0xFFC0, 0xFFDA, 0xFFD9
-_PLAIN_SEGMENTS = frozenset((_SOF0, 0xFFC4, 0xFFDB, 0xFFDD, 0xFFE0, 0xFFEE))  # DHT, DQT, DRI, JFIF, Adobe
-_segment_at = struct.Struct(">HH").unpack_from
-_SEGMENT = re.compile(rb"\xff[^\x00\x01\xc8\xd0-\xd8\xf0-\xfd\xff]")  # the other markers have no length, or are pixels
-_TILE_WIDTH, _TILE_LENGTH, _STRIPS, _TILES = 322, 323, 273, 324
-_TIFF_INTEGERS = {3: 2, 4: 4, 16: 8}
-_TIFF_RATIONALS = (5, 10)
-_LEAST_TILED = 2**20
+PNG_SIGNATURE, JPEG_SIGNATURE = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
+_TIFF_BYTE_ORDERS = (b"II", b"MM")
+_MAX_SIMPLE_PARTS = 32
+"""Chunks or segments up to the pixels in a file that decodes quickly."""
+
+_PNG_SIMPLE_CHUNKS = frozenset(b"IHDR PLTE tRNS IDAT IEND gAMA cHRM sRGB sBIT bKGD pHYs tIME".split())
+_PNG_COMPRESSED_CHUNKS = frozenset(b"zTXt iTXt iCCP".split())
+_unpack_png_chunk_header = struct.Struct(">I4s").unpack_from
+
+_SOF0, _DHT, _EOI, _SOS, _DQT, _DRI, _APP0, _APP14 = 0xFFC0, 0xFFC4, 0xFFD9, 0xFFDA, 0xFFDB, 0xFFDD, 0xFFE0, 0xFFEE
+_JPEG_BASELINE_SEGMENTS = frozenset((_SOF0, _DHT, _DQT, _DRI, _APP0, _APP14))
+_unpack_jpeg_segment_header = struct.Struct(">HH").unpack_from
+_JPEG_SEGMENT_MARKER = re.compile(rb"\xff[^\x00\x01\xc8\xd0-\xd8\xf0-\xfd\xff]")
+"""Markers followed by a length, and EOI; excluded are stuffed bytes, TEM, RST, SOI, fill bytes and reserved markers."""
+
+_STRIP_OFFSETS, _TILE_WIDTH, _TILE_LENGTH, _TILE_OFFSETS = 273, 322, 323, 324
+_TIFF_INTEGER_SIZES = {3: 2, 4: 4, 16: 8}  # SHORT, LONG, LONG8
+_TIFF_RATIONAL_TYPES = (5, 10)  # RATIONAL, SRATIONAL
+_MIN_TILE_BUDGET = 2**20
+"""Pixels that tiles may always cover, even for the smallest image."""
 
 
 def decodes_quickly(data: bytes) -> bool:
-    """Whether decoding costs no more than the bytes and pixels account for, told from the headers alone.
+    """Whether the headers guarantee that decoding takes time in proportion to bytes and pixels.
 
-    So it is for a PNG of nothing but pixels and colours, and for a baseline JPEG with one scan and no metadata, both in
-    few pieces: these may be decoded where nothing may take long. All else may hold more than it shows: texts that
-    unfold to megabytes, a pass over the pixels every ten bytes, EXIF. Saying so takes about a microsecond.
+    True for a PNG without text, profile and EXIF chunks and for a baseline JPEG with one scan and no metadata, both with
+    few chunks or segments. All other files need the checks below. This function takes about a microsecond.
     """
     try:
-        if data.startswith(PNG):
-            return _is_plain_png(data)
-        return data.startswith(JPEG) and _is_plain_jpeg(data)
-    except struct.error:  # it is cut short
+        if data.startswith(PNG_SIGNATURE):
+            return _is_simple_png(data)
+        return data.startswith(JPEG_SIGNATURE) and _is_baseline_jpeg(data)
+    except struct.error:  # the file is truncated
         return False
 
 
-def check_pieces(data: bytes) -> None:
-    """Refuse what Pillow would be busy with before it knows the size, or without regard to it."""
-    if data.startswith(PNG):
-        kinds = list(islice(_chunks(data), MAX_PIECES + 1))
-        _check_number(len(kinds), MAX_PIECES, "chunks")
-        _check_number(sum(kind in _PACKED_CHUNKS for kind in kinds), MAX_PACKED, "packed texts or profiles")
-    elif data.startswith(JPEG):
-        marks = list(islice(_segments(data), MAX_PIECES + 1))
-        _check_number(len(marks), MAX_PIECES, "segments")
-        _check_number(marks.count(_SOS), MAX_SCANS, "scans")
-    elif data.startswith(_TIFF):
-        for tag, kind, count, _ in _directory(data):
-            if tag in (_STRIPS, _TILES):
-                _check_number(count, MAX_PIECES, "strips or tiles")
-            elif kind in _TIFF_RATIONALS:
-                _check_number(count, MAX_PIECES, f"fractions in tag {tag}")
+def check_file_limits(data: bytes) -> None:
+    """Refuse files whose structure would keep Pillow busy before or regardless of the number of pixels."""
+    if data.startswith(PNG_SIGNATURE):
+        kinds = list(islice(_png_chunks(data), MAX_PNG_CHUNKS + 1))
+        compressed = sum(kind in _PNG_COMPRESSED_CHUNKS for kind in kinds)
+        _check_count(len(kinds), MAX_PNG_CHUNKS, "chunks")
+        _check_count(compressed, MAX_PNG_COMPRESSED_CHUNKS, "compressed texts or profiles")
+    elif data.startswith(JPEG_SIGNATURE):
+        markers = list(islice(_jpeg_markers(data), MAX_JPEG_SEGMENTS + 1))
+        _check_count(len(markers), MAX_JPEG_SEGMENTS, "segments")
+        _check_count(markers.count(_SOS), MAX_JPEG_SCANS, "scans")
+    elif data.startswith(_TIFF_BYTE_ORDERS):
+        for tag, kind, count, _ in _tiff_directory(data):
+            if tag in (_STRIP_OFFSETS, _TILE_OFFSETS):
+                _check_count(count, MAX_TIFF_STRIPS, "strips or tiles")
+            elif kind in _TIFF_RATIONAL_TYPES:
+                _check_count(count, MAX_TIFF_RATIONALS, f"fractions in tag {tag}")
 
 
-def _check_number(found: int, most: int, name: str) -> None:
-    if found > most:
-        raise ImageError(f"The image has more than {most:,} {name}; no more are accepted.", reason="too_large")
-
-
-def check_decoder(image: ImageFile.ImageFile, data: bytes, max_pixels: int) -> None:
-    """Refuse what costs more than the image's size says; `tile` is what Pillow is about to run."""
+def check_decoder_limits(image: ImageFile.ImageFile, data: bytes, max_pixels: int) -> None:
+    """Refuse opened images whose decoder needs more than their size suggests; `image.tile` names the decoder."""
     for codec, extents, *_ in image.tile[:1]:
         if codec == "libtiff" and extents:
-            _check_tiles(*extents[2:], *_tile_size(data), max_pixels)
-        if codec == "bmp_rle" and image.width * image.height > MAX_RUN_LENGTH_PIXELS:
+            _check_tiff_tiles(*extents[2:], *_tiff_tile_size(data), max_pixels)
+        if codec == "bmp_rle" and image.width * image.height > MAX_BMP_RLE_PIXELS:
             raise ImageError(
-                f"The run-length BMP has {image.width:,} × {image.height:,} pixels; at most {MAX_RUN_LENGTH_PIXELS:,} "
+                f"The run-length BMP has {image.width:,} × {image.height:,} pixels; at most {MAX_BMP_RLE_PIXELS:,} "
                 "are accepted. Send it uncompressed, or as PNG.",
                 reason="too_large",
             )
 
 
-def _check_tiles(width: int, height: int, across: int, down: int, max_pixels: int) -> None:
-    """Refuse tiles that are far larger than the image: libtiff decodes each whole, and nobody else checks them."""
-    covered = -(-width // across) * across * -(-height // down) * down
-    most = 4 * max(width * height, _LEAST_TILED)  # tiles no larger than the image cover less than four times of it
-    if across * down > max_pixels or covered > most:
+def _check_count(count: int, limit: int, name: str) -> None:
+    if count > limit:
+        raise ImageError(f"The image has more than {limit:,} {name}; no more are accepted.", reason="too_large")
+
+
+def _check_tiff_tiles(width: int, height: int, tile_width: int, tile_height: int, max_pixels: int) -> None:
+    """Refuse tiles far larger than the image, because libtiff decodes every tile completely."""
+    covered = -(-width // tile_width) * tile_width * -(-height // tile_height) * tile_height
+    # Tiles no larger than the image cover less than four times its area.
+    budget = 4 * max(width * height, _MIN_TILE_BUDGET)
+    if tile_width * tile_height > max_pixels or covered > budget:
         raise ImageError(
-            f"The image of {width:,} × {height:,} pixels is stored in tiles of {across:,} × {down:,}; a tile may have "
-            f"at most {max_pixels:,} pixels, and all together {most:,}.",
+            f"The image of {width:,} × {height:,} pixels is stored in tiles of {tile_width:,} × {tile_height:,}; a tile "
+            f"may have at most {max_pixels:,} pixels, and all tiles together {budget:,}.",
             reason="too_large",
         )
 
 
-def _chunks(data: bytes) -> Iterator[bytes]:
-    """The kinds of a PNG's chunks."""
-    at, kind = len(PNG), b""
-    while kind != b"IEND" and at + 8 <= len(data):
-        length, kind = _chunk_at(data, at)
+def _png_chunks(data: bytes) -> Iterator[bytes]:
+    """The chunk types of a PNG up to IEND."""
+    offset, kind = len(PNG_SIGNATURE), b""
+    while kind != b"IEND" and offset + 8 <= len(data):
+        length, kind = _unpack_png_chunk_header(data, offset)
         yield kind
-        at += 12 + length
+        offset += 12 + length
 
 
-def _is_plain_png(data: bytes) -> bool:
-    at = len(PNG)
-    for _ in range(_FEW):
-        length, kind = _chunk_at(data, at)
-        if kind not in _PLAIN_CHUNKS:
+def _is_simple_png(data: bytes) -> bool:
+    offset = len(PNG_SIGNATURE)
+    for _ in range(_MAX_SIMPLE_PARTS):
+        length, kind = _unpack_png_chunk_header(data, offset)
+        if kind not in _PNG_SIMPLE_CHUNKS:
             return False
         if kind == b"IEND":
             return True
-        at += 12 + length
+        offset += 12 + length
     return False
 
 
-def _is_plain_jpeg(data: bytes) -> bool:
-    at, components = 2, b""
-    for _ in range(_FEW):
-        mark, length = _segment_at(data, at)
-        if mark == _SOS:
-            return data[at + 4 : at + 5] == components  # all in one scan, so that libjpeg looks for no more
-        if mark not in _PLAIN_SEGMENTS:
+def _is_baseline_jpeg(data: bytes) -> bool:
+    offset, components = 2, b""
+    for _ in range(_MAX_SIMPLE_PARTS):
+        marker, length = _unpack_jpeg_segment_header(data, offset)
+        if marker == _SOS:
+            return data[offset + 4 : offset + 5] == components  # one scan has all components, so libjpeg reads no other
+        if marker not in _JPEG_BASELINE_SEGMENTS:
             return False
-        if mark == _SOF0:
-            components = data[at + 9 : at + 10]
-        at += 2 + length
+        if marker == _SOF0:
+            components = data[offset + 9 : offset + 10]
+        offset += 2 + length
     return False
 
 
-def _segments(data: bytes) -> Iterator[int]:
-    """The marks of a JPEG's segments, and a 0 for each byte between the first of them, which Pillow reads one by one."""
-    at, has_pixels = 2, False
-    while found := _SEGMENT.search(data, at):
-        mark, after = int.from_bytes(found[0]), found.end()
-        if not has_pixels:
-            yield from bytes(found.start() - at)
-        elif mark == _EOI:
+def _jpeg_markers(data: bytes) -> Iterator[int]:
+    """The markers of a JPEG's segments, and a 0 for every byte between segments, which Pillow reads one by one."""
+    offset, in_pixels = 2, False
+    while match := _JPEG_SEGMENT_MARKER.search(data, offset):
+        marker, end = int.from_bytes(match[0]), match.end()
+        if not in_pixels:
+            yield from bytes(match.start() - offset)
+        elif marker == _EOI:
             return
-        yield mark
-        has_pixels = has_pixels or mark == _SOS
-        at = after if mark == _EOI else after + int.from_bytes(data[after : after + 2])
+        yield marker
+        in_pixels = in_pixels or marker == _SOS
+        offset = end if marker == _EOI else end + int.from_bytes(data[end : end + 2])
 
 
-def _directory(data: bytes) -> Iterator[tuple[Any, ...]]:
+def _tiff_directory(data: bytes) -> Iterator[tuple[Any, ...]]:
     """Tag, type, number of values and value field of every entry in a TIFF's first directory.
 
-    It is read here because Pillow and libtiff, which decodes, may differ on which of several equal tags they believe.
+    Pillow's parsed tags are not used, because Pillow and libtiff, which decodes, treat duplicate tags differently.
     """
     order = "<" if data.startswith(b"II") else ">"
-    first, number, entry = (8, "Q", "HHQ8s") if data[2:3] == b"+" else (4, "H", "HHI4s")
+    is_big_tiff = data[2:3] == b"+"
+    offset_at, offset_format, count_format, entry_format = (
+        (8, "Q", "Q", "HHQ8s") if is_big_tiff else (4, "I", "H", "HHI4s")
+    )
     try:
-        (at,) = struct.unpack_from(order + ("Q" if first == 8 else "I"), data, first)
-        (entries,) = struct.unpack_from(order + number, data, at)
-    except (struct.error, OverflowError):  # Pillow will say so
+        (offset,) = struct.unpack_from(order + offset_format, data, offset_at)
+        (count,) = struct.unpack_from(order + count_format, data, offset)
+    except (struct.error, OverflowError):  # Pillow refuses this file
         return
-    at, size = at + struct.calcsize(number), struct.calcsize(order + entry)
-    end = at + size * min(entries, (len(data) - at) // size)
-    yield from struct.iter_unpack(order + entry, data[at:end])
+    entry = struct.Struct(order + entry_format)
+    start = offset + struct.calcsize(count_format)
+    end = start + entry.size * min(count, (len(data) - start) // entry.size)
+    yield from entry.iter_unpack(data[start:end])
 
 
-def _tile_size(data: bytes) -> tuple[int, int]:
-    """Width and height of a TIFF's tiles; of one that has none, 1 × 1."""
+def _tiff_tile_size(data: bytes) -> tuple[int, int]:
+    """Width and height of a TIFF's tiles, or 1 × 1 if it has strips."""
     sides = {}
-    for tag, kind, count, field in _directory(data):
+    for tag, kind, count, field in _tiff_directory(data):
         if tag in (_TILE_WIDTH, _TILE_LENGTH):
-            size = _TIFF_INTEGERS.get(kind, 0)
+            size = _TIFF_INTEGER_SIZES.get(kind, 0)
             side = int.from_bytes(field[:size], "little" if data.startswith(b"II") else "big")
-            if tag in sides or count != 1 or side == 0 or size > len(field):  # it would be elsewhere in the file
+            # A value larger than its field is stored elsewhere in the file.
+            if tag in sides or count != 1 or side == 0 or size > len(field):
                 raise ImageError("The image is damaged: its tile size cannot be read.", reason="malformed")
             sides[tag] = side
     return sides.get(_TILE_WIDTH, 1), sides.get(_TILE_LENGTH, 1)

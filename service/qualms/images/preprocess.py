@@ -1,10 +1,10 @@
-"""The one path from any image to a model's input, so that training and serving see the same pixels.
+"""Preprocessing from an image file or array to a model's input, the same for training and serving.
 
-Choices, made once for everybody:
-- the first frame of an animation is the image, turned upright as its EXIF orientation says;
-- transparency is laid over white, as viewers show it: dark ink on a transparent ground stays legible;
-- 16-bit grey keeps its high byte, as Pillow does for 16-bit colour; floating point must lie in [0, 1];
-- embedded colour profiles are not applied.
+- Of an animation, only the first frame is used. EXIF orientation is applied.
+- Transparent images are composited over white, as in image viewers, so that dark ink remains legible.
+- 16-bit grey values are reduced to their high byte, as Pillow does for 16-bit colour. Floating-point values must lie in
+  [0, 1].
+- Embedded colour profiles are not applied.
 """
 
 import io
@@ -18,23 +18,29 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from qualms.errors import ImageError
 from qualms.images.input_spec import InputSpec
-from qualms.images.limits import JPEG, PNG, check_decoder, check_pieces, decodes_quickly
+from qualms.images.limits import (
+    JPEG_SIGNATURE,
+    PNG_SIGNATURE,
+    check_decoder_limits,
+    check_file_limits,
+    decodes_quickly,
+)
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 ACCEPTED = "PNG, JPEG, WebP, BMP, GIF or TIFF"
 MAX_PIXELS = 2**26
-"""8192 × 8192, more than most cameras make: about 200 MB once decoded."""
-LONGEST = 16
-"""How many times as long as wide an image may be where its shorter side is given; beyond, the ends are cut off first."""
+"""8192 × 8192, more than most cameras have: about 200 MB when decoded."""
+MAX_ASPECT_RATIO = 16
+"""With `shorter_side`: longer images are cropped to this aspect ratio before they are resized, to limit memory."""
 
-_SIGNATURES = (PNG, JPEG, b"BM", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"II+\0")
+_SIGNATURES = (PNG_SIGNATURE, JPEG_SIGNATURE, b"BM", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"II+\0")
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-_UPRIGHT = {
+_TRANSPOSE_FOR_ORIENTATION = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -46,31 +52,31 @@ _UPRIGHT = {
 
 
 def warm_up() -> None:
-    """Load Pillow's decoders now rather than with the first image."""
+    """Load Pillow's decoders, so that the first image does not have to."""
     Image.init()
 
 
 def preprocess(data: bytes, spec: InputSpec, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
-    """Turn the bytes of an image file into a model's input, (H, W, C)."""
+    """Convert the bytes of an image file to a model's input, (H, W, C)."""
     return conform(decode(data, max_pixels=max_pixels), spec)
 
 
 def preprocess_array(array: NDArray[np.uint8], spec: InputSpec) -> NDArray[np.uint8]:
-    """Turn pixels, (H, W) or (H, W, 1|3|4), into a model's input, (H, W, C): the array itself if it fits."""
+    """Convert pixels, (H, W) or (H, W, 1|3|4), to a model's input, (H, W, C); an array that already fits is returned."""
     _check_array(array, "An image", "(H, W) or (H, W, C)", dimensions=2)
-    return array if _takes_as_it_is(array.shape, spec) else conform(_from_array(array), spec)
+    return array if _fits(array.shape, spec) else conform(_from_array(array), spec)
 
 
 def preprocess_batch(images: NDArray[np.uint8], spec: InputSpec) -> NDArray[np.uint8]:
-    """Turn N images, (N, H, W) or (N, H, W, 1|3|4), into (N, H, W, C): the array itself if it fits.
+    """Convert N images, (N, H, W) or (N, H, W, 1|3|4), to (N, H, W, C); an array that already fits is returned.
 
-    Only work that cannot change a pixel is skipped; all else goes through `conform`, image by image.
+    The pixels are the same as those of `preprocess_array` for each image.
     """
     _check_array(images, "A batch of images", "(N, H, W) or (N, H, W, C)", dimensions=3)
     planes = images if images.ndim == 4 else images[..., np.newaxis]
-    if _takes_as_it_is(planes.shape[1:], spec):
+    if _fits(planes.shape[1:], spec):
         return planes
-    if _takes_as_it_is((*planes.shape[1:3], spec.channels), spec) and planes.shape[3] == 1:
+    if _fits((*planes.shape[1:3], spec.channels), spec) and planes.shape[3] == 1:
         return np.repeat(planes, spec.channels, axis=-1)
     result = np.empty((len(images), *spec.shape), np.uint8)
     for index, image in enumerate(images):
@@ -79,22 +85,21 @@ def preprocess_batch(images: NDArray[np.uint8], spec: InputSpec) -> NDArray[np.u
 
 
 def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read an image file, upright and fully loaded; whatever the bytes, the only error is ImageError.
+    """Decode an image file and apply its EXIF orientation; ImageError is the only error for any bytes.
 
-    The dimensions are checked against `max_pixels`, and the cost against what they account for, before a single pixel
-    is decoded.
+    The limits on pixels and on decoding cost are checked before any pixel is decoded.
     """
     if not data:
         raise ImageError(f"The image has 0 bytes; send a {ACCEPTED} file.", reason="malformed")
     try:
-        with _pillow_silence:
+        with _ignore_pillow_warnings:
             if not decodes_quickly(data):
-                check_pieces(data)
+                check_file_limits(data)
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             _check_pixels(image, max_pixels)
-            check_decoder(image, data, max_pixels)
+            check_decoder_limits(image, data, max_pixels)
             image.load()
-            return _upright(image)
+            return _apply_orientation(image)
     except ImageError:
         raise
     except (Image.DecompressionBombError, MemoryError) as error:
@@ -103,59 +108,59 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
             reason="too_large",
         ) from error
     except UnidentifiedImageError as error:
-        if _claims_to_be_accepted(data):
+        if _has_accepted_signature(data):
             raise _damaged(data, "its header cannot be read") from error
         raise ImageError(
-            f"The {len(data):,} bytes are not an image of a known kind; send a {ACCEPTED} file.",
+            f"The {len(data):,} bytes are not an image in an accepted format; send a {ACCEPTED} file.",
             reason="unsupported",
         ) from error
-    except Exception as error:  # Pillow's decoders raise nearly anything on hostile bytes
+    except Exception as error:  # Pillow's decoders raise many kinds of errors on hostile bytes
         raise _damaged(data, " ".join(str(error).split()) or type(error).__name__) from error
 
 
 def conform(image: Image.Image, spec: InputSpec) -> NDArray[np.uint8]:
-    """Bring an image of any mode and size to a model's colour mode and size, (H, W, C)."""
+    """Convert an image of any mode and size to a model's colour mode and size, (H, W, C)."""
     try:
         flat = _flatten(image)
         if flat.mode != spec.colour:
             flat = flat.convert(spec.colour)
     except ImageError:
         raise
-    except Exception as error:  # a palette that is missing or too short shows only now
+    except Exception as error:  # a missing or short palette is detected only here
         raise ImageError(
             f"The image is damaged: its {image.mode} pixels cannot be converted to {spec.colour}.", reason="malformed"
         ) from error
     size, method = (spec.width, spec.height), _RESAMPLING[spec.resize]
     if spec.shorter_side is not None:
-        flat = _centre(_with_shorter_side(flat, spec.shorter_side, method), *size)
+        flat = _crop_centre(_resize_shorter_side(flat, spec.shorter_side, method), *size)
     elif flat.size != size:
         flat = ImageOps.fit(flat, size, method) if spec.fit == "crop" else flat.resize(size, method)
     return np.array(flat).reshape(spec.shape)
 
 
-def _takes_as_it_is(shape: tuple[int, ...], spec: InputSpec) -> bool:
+def _fits(shape: tuple[int, ...], spec: InputSpec) -> bool:
     return shape == spec.shape and spec.shorter_side is None
 
 
-def _with_shorter_side(image: Image.Image, side: int, method: Image.Resampling) -> Image.Image:
-    """Resize as torchvision's `Resize(side)` does, to the pixel, but for images so long that this would fill memory."""
-    beyond = max(image.size) - LONGEST * min(image.size)
-    if beyond > 1:
-        kept = max(image.size) - beyond // 2 * 2  # as much at either end, or the centre would be beside the middle
-        image = _centre(image, min(image.width, kept), min(image.height, kept))
+def _resize_shorter_side(image: Image.Image, side: int, method: Image.Resampling) -> Image.Image:
+    """Resize exactly as torchvision's `Resize(side)`, after cropping images with an extreme aspect ratio."""
+    excess = max(image.size) - MAX_ASPECT_RATIO * min(image.size)
+    if excess > 1:
+        length = max(image.size) - excess // 2 * 2  # an even excess is cropped equally at both ends
+        image = _crop_centre(image, min(image.width, length), min(image.height, length))
     width, height = image.size
     size = (side, int(side * height / width)) if width <= height else (int(side * width / height), side)
     return image if image.size == size else image.resize(size, method)
 
 
-def _centre(image: Image.Image, width: int, height: int) -> Image.Image:
-    """Cut the centre out as torchvision's `CenterCrop` does; halves are rounded to even."""
+def _crop_centre(image: Image.Image, width: int, height: int) -> Image.Image:
+    """Crop exactly as torchvision's `CenterCrop`, which rounds halves to even."""
     left, top = round((image.width - width) / 2), round((image.height - height) / 2)
     return image.crop((left, top, left + width, top + height))
 
 
 def _flatten(image: Image.Image) -> Image.Image:
-    """Bring any mode to opaque 8-bit "L" or "RGB"."""
+    """Convert any mode to opaque 8-bit "L" or "RGB"."""
     if image.mode in ("L", "RGB") and "transparency" not in image.info:
         return image
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
@@ -167,31 +172,31 @@ def _flatten(image: Image.Image) -> Image.Image:
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Scale 16-bit or floating-point grey to "L"; values off that scale are refused, not guessed at."""
+    """Scale 16-bit or floating-point grey to "L"; values outside the accepted range are refused."""
     values = np.asarray(image)
-    top = 1 if image.mode == "F" else 65535
-    if not ((values >= 0) & (values <= top)).all():
+    max_value = 1 if image.mode == "F" else 65535
+    if not ((values >= 0) & (values <= max_value)).all():
         raise ImageError(
-            f"The image has pixel values outside 0 to {top:,}, the accepted range of a "
+            f"The image has pixel values outside 0 to {max_value:,}, the accepted range of a "
             f"{'floating-point' if image.mode == 'F' else '16-bit'} image.",
             reason="unsupported",
         )
     grey = np.rint(values * 255) if image.mode == "F" else values >> 8
-    if "transparency" in image.info:  # a PNG may name one grey level that is transparent
+    if "transparency" in image.info:  # one grey level of a PNG may be transparent
         grey = np.where(values == image.info["transparency"], 255, grey)
     return Image.fromarray(grey.astype(np.uint8))
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Turn a loaded image as its EXIF orientation says; metadata that cannot be read says nothing."""
-    if not image.info and image.format == "PNG":  # what a PNG says of itself, EXIF and XMP included, is in `info`
+def _apply_orientation(image: Image.Image) -> Image.Image:
+    """Apply the EXIF orientation of a loaded image; unreadable metadata is ignored."""
+    if not image.info and image.format == "PNG":  # for PNG, EXIF and XMP are in `info`
         return image
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # the pixels are whole, and viewers show them too
+    except Exception:  # the pixels are complete, and image viewers display them too
         return image
-    turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
-    return image if turn is None else image.transpose(turn)
+    transpose = _TRANSPOSE_FOR_ORIENTATION.get(orientation) if isinstance(orientation, int) else None
+    return image if transpose is None else image.transpose(transpose)
 
 
 def _from_array(array: NDArray[np.uint8]) -> Image.Image:
@@ -202,7 +207,7 @@ def _check_array(array: NDArray[np.uint8], thing: str, accepted: str, *, dimensi
     fits = array.ndim == dimensions or (array.ndim == dimensions + 1 and array.shape[-1] in (1, 3, 4))
     if array.dtype != np.uint8 or not fits or 0 in array.shape[dimensions - 2 :]:
         raise ImageError(
-            f"{thing} was given as {array.dtype} of shape {array.shape}; "
+            f"{thing} is {array.dtype} of shape {array.shape}; "
             f"accepted is uint8 of shape {accepted} with C = 1, 3 or 4 and no empty side.",
             reason="shape",
         )
@@ -216,44 +221,44 @@ def _check_pixels(image: Image.Image, max_pixels: int) -> None:
         )
 
 
-def _claims_to_be_accepted(data: bytes) -> bool:
+def _has_accepted_signature(data: bytes) -> bool:
     return data.startswith(_SIGNATURES) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
 
 
 def _damaged(data: bytes, why: str) -> ImageError:
     return ImageError(
-        f"The image of {len(data):,} bytes is damaged or cut short ({why}); send a complete {ACCEPTED} file.",
+        f"The image of {len(data):,} bytes is damaged or truncated ({why}); send a complete {ACCEPTED} file.",
         reason="malformed",
     )
 
 
-class _PillowSilence:
-    """Hides Pillow's warnings about strangers' files while any thread decodes.
+class _IgnorePillowWarnings:
+    """Context manager that ignores Pillow's warnings while any thread decodes.
 
-    Overlapping `warnings.catch_warnings` in several threads restore each other's filters, so here the first
-    thread in sets the filter and the last one out restores it.
+    `warnings.catch_warnings` is not thread-safe: overlapping blocks restore each other's filters. So the first thread to
+    enter sets the filter and the last one to leave restores it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._inside = 0
+        self._threads = 0
         self._filters = warnings.catch_warnings()
 
     def __enter__(self) -> None:
         with self._lock:
-            if self._inside == 0:
+            if self._threads == 0:
                 self._filters = warnings.catch_warnings()
                 self._filters.__enter__()
                 warnings.filterwarnings("ignore", module=r"PIL\.")
-            self._inside += 1
+            self._threads += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
+            self._threads -= 1
+            if self._threads == 0:
                 self._filters.__exit__(kind, error, trace)
 
 
-_pillow_silence = _PillowSilence()
+_ignore_pillow_warnings = _IgnorePillowWarnings()

@@ -1,4 +1,4 @@
-"""The one path to model input: the same pixels however an image arrives, and one error whatever the bytes."""
+"""Files, arrays and batches give the same pixels, and ImageError is the only error for any bytes."""
 
 import io
 import pickle
@@ -49,7 +49,7 @@ def oriented(orientation: int) -> Image.Exif:
 
 
 def png_header_of(width: int, height: int) -> bytes:
-    """A PNG that claims a size and has no pixels at all."""
+    """A PNG with this size in its header and no pixels."""
     header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
     data = b"IDAT" + zlib.compress(b"")
@@ -66,9 +66,7 @@ specs = st.one_of(
     st.builds(InputSpec, height=sides, width=sides, fit=st.sampled_from(["stretch", "crop"]), **choices),
     st.builds(InputSpec, height=sides, width=sides, fit=st.just("crop"), shorter_side=st.integers(12, 15), **choices),
 )
-shapes = st.one_of(
-    st.tuples(sides, sides), st.tuples(sides, sides, st.sampled_from([1, 3, 4]))
-)  # every layout an array may have
+shapes = st.one_of(st.tuples(sides, sides), st.tuples(sides, sides, st.sampled_from([1, 3, 4])))
 
 
 @settings(deadline=None)
@@ -97,7 +95,7 @@ def test_other_formats_are_unsupported(kind: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"hello", b"%PDF-1.7", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"\0" * 100])
-def test_bytes_that_are_no_image_are_unsupported(data: bytes) -> None:
+def test_bytes_that_are_not_an_image_are_unsupported(data: bytes) -> None:
     with pytest.raises(ImageError) as caught:
         decode(data)
     assert caught.value.reason == "unsupported"
@@ -106,53 +104,53 @@ def test_bytes_that_are_no_image_are_unsupported(data: bytes) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"BM", b"II*\0", b"RIFF1234WEBP"]
 )
-def test_empty_and_bare_signatures_are_malformed(data: bytes) -> None:
+def test_empty_files_and_signatures_without_data_are_malformed(data: bytes) -> None:
     with pytest.raises(ImageError) as caught:
         decode(data)
     assert caught.value.reason == "malformed"
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_file_cut_in_half_is_malformed(kind: str) -> None:
+def test_a_truncated_file_is_malformed(kind: str) -> None:
     data = encode(Image.fromarray(pixels(40, 40, 3)), kind)
     with pytest.raises(ImageError) as caught:
         decode(data[: len(data) // 2])
     assert caught.value.reason == "malformed"
 
 
-def test_zero_size_is_malformed() -> None:
+def test_a_width_of_zero_is_malformed() -> None:
     with pytest.raises(ImageError) as caught:
         decode(png_header_of(0, 5))
     assert caught.value.reason == "malformed"
 
 
 @pytest.mark.parametrize(("width", "height"), [(11, 10), (12_000, 12_000), (60_000, 60_000)])
-def test_size_is_refused_before_decoding(width: int, height: int) -> None:
-    """Without pixels in the file, only a check of the header can say "too large"."""
+def test_too_many_pixels_are_refused_before_decoding(width: int, height: int) -> None:
+    """The file has no pixels, so only a check of the header can refuse it as too large."""
     with pytest.raises(ImageError, match="100") as caught:
         decode(png_header_of(width, height), max_pixels=100)
     assert caught.value.reason == "too_large"
 
 
-def test_size_at_the_limit_is_accepted() -> None:
+def test_max_pixels_are_accepted() -> None:
     assert decode(encode(Image.new("L", (10, 10))), max_pixels=100).size == (10, 10)
 
 
-def test_damaged_files_raise_image_error_only() -> None:
-    """Warnings are errors here, so this holds that none leaks as well."""
-    chance = random.Random(0)
-    good = [
+def test_damaged_files_raise_only_image_error() -> None:
+    """Warnings are errors in the tests, so this also checks that decoding emits none."""
+    rng = random.Random(0)
+    valid = [
         encode(Image.fromarray(pixels(20, 20, 3)), kind, **options)
         for kind in FORMATS
         for options in ({}, {"exif": oriented(6)})
         if not (options and kind in ("BMP", "GIF"))
     ]
     for _ in range(1500):
-        data = bytearray(chance.choice(good))
-        for _ in range(chance.choice([1, 3, 10])):
-            data[chance.randrange(min(len(data), 150))] = chance.randrange(256)
+        data = bytearray(rng.choice(valid))
+        for _ in range(rng.choice([1, 3, 10])):
+            data[rng.randrange(min(len(data), 150))] = rng.randrange(256)
         try:
-            preprocess(bytes(data[: chance.randrange(1, 2 * len(data))]), RGB, max_pixels=10_000)
+            preprocess(bytes(data[: rng.randrange(1, 2 * len(data))]), RGB, max_pixels=10_000)
         except ImageError as error:
             assert error.reason in ("malformed", "unsupported", "too_large")
 
@@ -162,7 +160,7 @@ def test_damaged_files_raise_image_error_only() -> None:
     start=st.sampled_from([b"", b"II*\0", b"\xff\xd8\xff\xe1", b"GIF89a", b"BM"]),
 )
 @settings(deadline=None)
-def test_any_bytes_decode_or_raise_image_error(data: bytes, start: bytes) -> None:
+def test_random_bytes_decode_or_raise_image_error(data: bytes, start: bytes) -> None:
     try:
         decode(start + data, max_pixels=10_000)
     except ImageError as error:
@@ -184,12 +182,12 @@ def test_exif_orientation_is_applied_once(kind: str) -> None:
 @pytest.mark.parametrize(
     "exif", [b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff"]
 )
-def test_unreadable_exif_leaves_the_pixels_as_stored(exif: bytes) -> None:
+def test_unreadable_exif_is_ignored(exif: bytes) -> None:
     data = encode(Image.new("RGB", (6, 8), "white"), "JPEG", exif=exif)
     assert preprocess(data, RGB).min() == 255
 
 
-def test_transparent_ink_stays_dark_on_white() -> None:
+def test_transparent_images_are_composited_over_white() -> None:
     ink = np.zeros((8, 6, 4), np.uint8)
     ink[2:4, 2:4, 3] = 255
     result = preprocess(encode(Image.fromarray(ink)), GREY)
@@ -197,7 +195,7 @@ def test_transparent_ink_stays_dark_on_white() -> None:
     assert result.sum() == 255 * (8 * 6 - 4)
 
 
-def test_every_way_to_say_transparent_gives_white() -> None:
+def test_every_encoding_of_transparency_gives_white() -> None:
     rgba = Image.new("RGBA", (6, 8), (0, 0, 0, 0))
     palette = Image.new("P", (6, 8), 0)
     key = encode(Image.new("RGB", (6, 8), (1, 2, 3)), transparency=(1, 2, 3))
@@ -222,25 +220,25 @@ def test_half_transparent_black_is_mid_grey() -> None:
     assert set(preprocess_array(array, RGB).ravel().tolist()) == {127}
 
 
-def test_sixteen_bit_grey_keeps_its_high_byte() -> None:
+def test_16_bit_grey_is_reduced_to_its_high_byte() -> None:
     grey = pixels(8, 6)
     deep = grey.astype(np.uint16) * 256 + pixels(8, 6, seed=1)
     for kind in ("PNG", "TIFF"):
         np.testing.assert_array_equal(preprocess(encode(Image.fromarray(deep), kind), GREY)[..., 0], grey)
 
 
-def test_integer_tiff_on_the_sixteen_bit_scale_is_read() -> None:
+def test_32_bit_integer_tiff_with_16_bit_values_is_decoded() -> None:
     data = encode(Image.fromarray(np.full((8, 6), 0xABCD, np.int32)), "TIFF")
     assert set(preprocess(data, GREY).ravel().tolist()) == {0xAB}
 
 
-def test_float_tiff_in_unit_range_is_scaled() -> None:
+def test_float_tiff_in_the_unit_interval_is_scaled() -> None:
     values = (pixels(8, 6) / 255).astype(np.float32)
     np.testing.assert_array_equal(preprocess(encode(Image.fromarray(values), "TIFF"), GREY)[..., 0], pixels(8, 6))
 
 
 @pytest.mark.parametrize("bad", [np.float32(1.5), np.float32(-0.1), np.float32("nan"), np.int32(70_000), np.int32(-1)])
-def test_values_of_unknown_scale_are_refused(bad: Any) -> None:
+def test_pixel_values_outside_the_accepted_range_are_refused(bad: Any) -> None:
     values = np.full((8, 6), bad)
     with pytest.raises(ImageError, match="pixel values outside 0 to") as caught:
         preprocess(encode(Image.fromarray(values), "TIFF"), GREY)
@@ -248,27 +246,27 @@ def test_values_of_unknown_scale_are_refused(bad: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["1", "P", "CMYK", "YCbCr", "HSV", "RGBX", "RGBa", "PA"])
-def test_other_modes_are_converted_not_reinterpreted(mode: str) -> None:
+def test_white_stays_white_in_every_colour_mode(mode: str) -> None:
     white = Image.new("RGB", (6, 8), "white")
     image = white.convert("RGBA").convert(mode) if mode in ("RGBa", "PA") else white.convert(mode)
     assert conform(image, RGB).min() >= 254
     assert conform(image, GREY).min() >= 254
 
 
-def test_lab_becomes_rgb() -> None:
-    """Lightness 118, a* 187, b* 166 is the red (200, 50, 50), as littleCMS says."""
+def test_lab_is_converted_to_rgb() -> None:
+    """Lightness 118, a* 187, b* 166 is the red (200, 50, 50) according to littleCMS."""
     red = Image.merge("LAB", [Image.new("L", (6, 8), value) for value in (118, 187, 166)])
     assert abs(preprocess(encode(red, "TIFF"), RGB).astype(int) - (200, 50, 50)).max() <= 2
 
 
-def test_first_frame_of_an_animation_is_the_image() -> None:
+def test_the_first_frame_of_an_animation_is_used() -> None:
     frames = [Image.new("RGB", (6, 8), colour) for colour in ("white", "black")]
     for kind in ("GIF", "WEBP", "TIFF", "PNG"):
         data = encode(frames[0], kind, save_all=True, append_images=frames[1:])
         assert preprocess(data, RGB).min() > 250
 
 
-def test_crop_keeps_the_aspect_ratio_and_the_centre() -> None:
+def test_crop_preserves_the_aspect_ratio_and_the_centre() -> None:
     wide = np.zeros((8, 24), np.uint8)
     wide[:, 8:16] = 255
     square = InputSpec(height=8, width=8, colour="L", fit="crop")
@@ -283,7 +281,7 @@ def test_an_array_that_fits_is_returned_unchanged() -> None:
     assert preprocess_batch(batch, RGB) is batch
 
 
-def test_result_can_be_written_to() -> None:
+def test_the_result_is_writable() -> None:
     assert preprocess(encode(Image.new("RGB", (6, 8))), RGB).flags.writeable
 
 
@@ -312,11 +310,11 @@ def test_batches_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     assert caught.value.reason == "shape"
 
 
-def test_an_empty_batch_stays_empty() -> None:
+def test_an_empty_batch_is_accepted() -> None:
     assert preprocess_batch(np.zeros((0, 5, 5), np.uint8), RGB).shape == (0, 8, 6, 3)
 
 
-def test_threads_decoding_at_once_leave_the_warning_filters_alone() -> None:
+def test_concurrent_decoding_restores_the_warning_filters() -> None:
     data = encode(Image.fromarray(pixels(30, 30, 3)))
     before = list(warnings.filters)
     threads = [threading.Thread(target=lambda: [decode(data) for _ in range(50)]) for _ in range(4)]
@@ -327,6 +325,6 @@ def test_threads_decoding_at_once_leave_the_warning_filters_alone() -> None:
     assert list(warnings.filters) == before
 
 
-def test_image_error_keeps_its_reason_between_processes() -> None:
+def test_a_pickled_image_error_has_its_reason() -> None:
     error = pickle.loads(pickle.dumps(ImageError("Too large.", reason="too_large")))
     assert (str(error), error.reason) == ("Too large.", "too_large")

@@ -95,7 +95,7 @@ def test_an_image_outside_every_class_is_named(pets: Path) -> None:
 def test_a_corrupt_image_among_good_ones_is_named_with_the_reason(pets: Path) -> None:
     (pets / "dog/b.png").write_bytes((pets / "dog/b.png").read_bytes()[:40])
     images = read_folder(pets, "train")
-    with pytest.raises(DataError, match=r"dog/b\.png is not usable: .*damaged or cut short"):
+    with pytest.raises(DataError, match=r"dog/b\.png is not usable: .*damaged or truncated"):
         images.conformed(InputSpec(height=4, width=4))
 
 
