@@ -1,6 +1,6 @@
-"""How many cores this process may really use, so that threads are neither throttled nor idle.
+"""The number of CPU cores available to this process, and its scheduling policy.
 
-In a container `os.cpu_count()` is the host's. What counts is the cgroup's CPU quota and the affinity mask.
+In a container `os.cpu_count()` returns the host's cores, so the cgroup's CPU quota and the affinity mask are used instead.
 """
 
 import os
@@ -9,10 +9,10 @@ from pathlib import Path, PurePosixPath
 
 
 def available_cores(root: Path = Path("/"), affinity: int | None = None) -> int:
-    """Whole cores within the CPU quota and the affinity mask, at least 1.
+    """Return the whole cores within the CPU quota and the affinity mask, at least 1.
 
-    A quota of 2.5 cores is 2: a third thread would spend half its time throttled, in the middle of a batch.
-    `root` is where /proc and /sys are; `affinity` replaces the number of cores in the mask.
+    A quota of 2.5 cores gives 2, because a third thread would be throttled half of the time and delay every batch.
+    `root` is the folder that contains proc/ and sys/. `affinity` replaces the number of cores in the affinity mask.
     """
     cores = _affinity() if affinity is None else affinity
     for quota in _quotas(root):
@@ -21,10 +21,10 @@ def available_cores(root: Path = Path("/"), affinity: int | None = None) -> int:
 
 
 def yield_to_other_threads() -> None:
-    """Let this thread wake up without interrupting another one that runs on its core; it has its share all the same.
+    """Schedule the calling thread as SCHED_BATCH: waking up, it does not preempt another thread; its CPU share is the same.
 
-    A thread that reads requests would otherwise interrupt the model for each of them, which costs the model more than the
-    request; now it finds several when its turn comes. Where the system knows no such policy, nothing changes.
+    Otherwise the thread that reads requests would preempt the model for every request, which costs more than the request
+    itself. With this policy it reads several requests at once. On systems without the policy nothing changes.
     """
     if hasattr(os, "sched_setscheduler"):  # Linux; 0 is the calling thread
         with suppress(OSError):
@@ -38,7 +38,7 @@ def _affinity() -> int:
 
 
 def _quotas(root: Path) -> list[float]:
-    """Every quota, in cores, that binds this process: its group's own and those of the groups above it."""
+    """Return every CPU quota, in cores, of this process's cgroup and of the groups above it."""
     mount = root / "sys/fs/cgroup"
     quotas = []
     for controllers, group in _memberships(root):
@@ -51,11 +51,11 @@ def _quotas(root: Path) -> list[float]:
 
 
 def _memberships(root: Path) -> list[tuple[str, PurePosixPath]]:
-    """Controllers ("" for version 2) and group of each hierarchy; the top group where nothing is said."""
+    """Return the controllers ("" for cgroup v2) and the group of each hierarchy, and always the root groups."""
     groups = [("", PurePosixPath()), ("cpu", PurePosixPath())]
     for line in _read(root / "proc/self/cgroup").splitlines():
-        controllers, found, group = line.partition(":")[2].partition(":")
-        if found:
+        controllers, separator, group = line.partition(":")[2].partition(":")
+        if separator:
             groups.append((controllers, PurePosixPath(group.lstrip("/"))))
     return groups
 
@@ -70,7 +70,7 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 def _cores(quota: str, period: str) -> float | None:
-    """Microseconds of CPU a period; no quota is "max" in version 2, -1 in version 1, or no file at all."""
+    """Return quota / period, both in microseconds. No quota is "max" in v2, -1 in v1, or an empty string (no file)."""
     try:
         cores = int(quota) / int(period)
     except (ValueError, ZeroDivisionError):

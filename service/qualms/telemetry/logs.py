@@ -1,7 +1,7 @@
-"""Structured logs on stdout, one JSON object a line, so that machines read them and requests can be followed.
+"""Structured logs on stdout, one JSON object per line.
 
-Extra fields (`logger.info("…", extra={"request_id": …})`) become members of the object. Bytes and arrays are
-named, not written out: pixels never reach a log.
+Extra fields (`logger.info("…", extra={"request_id": …})`) become members of the object. Bytes and arrays are replaced by
+their type and shape, so that logs never contain pixels.
 """
 
 import json
@@ -16,16 +16,16 @@ from typing import BinaryIO
 import numpy as np
 import orjson
 
-_STANDARD = len(logging.makeLogRecord({}).__dict__)
-"""how many attributes every record has; they come first, and the extra fields after them"""
+_STANDARD_ATTRIBUTES = len(logging.makeLogRecord({}).__dict__)
+"""number of attributes of every record; extra fields follow them in `__dict__`"""
 _NOT_EXTRA = frozenset({"time", "level", "logger", "message", "asctime", "color_message"})
-"""what is written anyway, what other formatters leave behind, and uvicorn's copy of its message in colour"""
+"""members of every line, attributes added by other formatters, and uvicorn's coloured copy of the message"""
 
 _UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 
 
 def configure(level: str, stream: BinaryIO | None = None) -> None:
-    """Send every logger's records of at least `level` through one JSON handler; uvicorn gets log_config=None."""
+    """Write the records of all loggers from `level` up as JSON. Start uvicorn with log_config=None to include its own."""
     root = logging.getLogger()
     root.handlers = [JsonHandler(sys.stdout.buffer if stream is None else stream)]
     root.setLevel(level.upper())
@@ -33,9 +33,9 @@ def configure(level: str, stream: BinaryIO | None = None) -> None:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [], True
         logger.setLevel(logging.NOTSET)
-    # Nothing reads the names of threads and processes, and looking them up is a third of a record's cost.
+    # Thread and process names are not logged, and looking them up is a third of the cost of a record.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    # It warns about each malformed body, which is the caller's mistake and is answered as such.
+    # python_multipart warns about each malformed body; the client already gets an error reply for it.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
@@ -49,7 +49,7 @@ def access(
     duration_ms: float,
     **fields: str | float,
 ) -> None:
-    """Log an answered request, at INFO or for a 5xx at WARNING; cheap, as it does not look up its caller."""
+    """Log an answered request: a 5xx at WARNING, others at INFO. Does not look up the calling line, which saves time."""
     level = logging.INFO if status < 500 else logging.WARNING
     if not logger.isEnabledFor(level):
         return
@@ -61,14 +61,14 @@ def access(
 
 
 def to_line(record: logging.LogRecord) -> bytes:
-    """A record as one line of JSON; the record's own members win over extra fields of the same name."""
+    """Return a record as one line of JSON. Extra fields do not replace the record's own members of the same name."""
     document: dict[str, object] = {
         "time": datetime.fromtimestamp(record.created, UTC),
         "level": record.levelname.lower(),
         "logger": record.name,
         "message": record.getMessage(),
     }
-    extra = islice(record.__dict__.items(), _STANDARD, None)
+    extra = islice(record.__dict__.items(), _STANDARD_ATTRIBUTES, None)
     document.update((name, value) for name, value in extra if name not in _NOT_EXTRA)
     if record.exc_info:
         document["exception"] = _FORMATTER.formatException(record.exc_info)
@@ -81,14 +81,14 @@ _FORMATTER = logging.Formatter()
 
 
 class JsonHandler(logging.Handler):
-    """Writes each record as a line of JSON, at once."""
+    """Writes each record as one line of JSON and flushes it."""
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__()
         self._stream = stream
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write and flush; a record that cannot be written is reported on stderr, as logging does."""
+        """Write and flush a record. If that fails, logging reports the error on stderr."""
         try:
             self._stream.write(to_line(record))
             self._stream.flush()
@@ -96,8 +96,8 @@ class JsonHandler(logging.Handler):
             self.handleError(record)
 
 
-class Rarely:
-    """Counts what happens often, and says when a line about it is due."""
+class Throttle:
+    """Limits how often a frequent event is logged, and counts the events in between."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -105,7 +105,7 @@ class Rarely:
         self._next = -math.inf
 
     def due(self, now: float) -> int:
-        """Count one more; how many there were since the last line if it is time for another, else 0."""
+        """Count an event. Return the number of events since the last logged one if another may be logged now, else 0."""
         self._count += 1
         if now < self._next:
             return 0
@@ -116,13 +116,13 @@ class Rarely:
 def _dumps(document: dict[str, object]) -> bytes:
     options = orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z
     try:
-        return orjson.dumps(document, default=_named, option=options)
-    except TypeError:  # lone surrogates, integers past 64 bits, keys that are not strings: still one line
-        return json.dumps(document, default=_named).encode() + b"\n"
+        return orjson.dumps(document, default=_placeholder, option=options)
+    except TypeError:  # orjson rejects lone surrogates, integers over 64 bits and keys that are not strings
+        return json.dumps(document, default=_placeholder).encode() + b"\n"
 
 
-def _named(value: object) -> object:
-    """What stands in a log for a value that is not JSON: never its content, unless that is short by nature."""
+def _placeholder(value: object) -> object:
+    """Return a short JSON value for an object that JSON cannot represent, without the content of bytes and arrays."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, datetime):

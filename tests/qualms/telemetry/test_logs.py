@@ -15,7 +15,7 @@ from qualms.telemetry import logs
 
 @pytest.fixture
 def stream() -> Iterator[io.BytesIO]:
-    """Where the logs go; afterwards everything is as it was."""
+    """A stream for logs.configure(). The configuration of logging is restored after the test."""
     names = ("", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi", "python_multipart")
     loggers = [logging.getLogger(name) for name in names]
     before = [(logger, logger.handlers, logger.level, logger.propagate) for logger in loggers]
@@ -31,7 +31,7 @@ def lines(stream: io.BytesIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_a_record_is_one_object_a_line_with_its_extra_fields(stream: io.BytesIO) -> None:
+def test_a_record_is_one_json_line_with_its_extra_fields(stream: io.BytesIO) -> None:
     logs.configure("info", stream)
     before = datetime.now(UTC)
     logging.getLogger("qualms.test").info("read %d\nlines", 2, extra={"request_id": "r1", "status": 200})
@@ -47,7 +47,7 @@ def test_a_record_is_one_object_a_line_with_its_extra_fields(stream: io.BytesIO)
     assert before <= datetime.fromisoformat(lines(stream)[0]["time"]) <= datetime.now(UTC)
 
 
-def test_levels_below_the_one_asked_for_are_silent(stream: io.BytesIO) -> None:
+def test_records_below_the_level_are_not_written(stream: io.BytesIO) -> None:
     logs.configure("warning", stream)
     logger = logging.getLogger("qualms.test")
     logger.info("no")
@@ -56,14 +56,14 @@ def test_levels_below_the_one_asked_for_are_silent(stream: io.BytesIO) -> None:
     assert [line["message"] for line in lines(stream)] == ["yes"]
 
 
-def test_configuring_twice_does_not_write_twice(stream: io.BytesIO) -> None:
+def test_configuring_twice_writes_each_record_once(stream: io.BytesIO) -> None:
     logs.configure("info", stream)
     logs.configure("info", stream)
     logging.getLogger("qualms.test").info("once")
     assert len(lines(stream)) == 1
 
 
-def test_an_exception_is_a_string_field(stream: io.BytesIO) -> None:
+def test_exception_and_stack_are_string_fields(stream: io.BytesIO) -> None:
     logs.configure("info", stream)
     try:
         1 / 0  # noqa: B018
@@ -75,7 +75,7 @@ def test_an_exception_is_a_string_field(stream: io.BytesIO) -> None:
     assert line["stack"].startswith("Stack")
 
 
-def test_access_logs_the_request_and_a_5xx_louder(stream: io.BytesIO) -> None:
+def test_access_logs_a_5xx_as_warning_and_others_as_info(stream: io.BytesIO) -> None:
     logs.configure("info", stream)
     logger = logging.getLogger("qualms.access")
     for status in (200, 422, 503):
@@ -98,7 +98,7 @@ def test_access_logs_the_request_and_a_5xx_louder(stream: io.BytesIO) -> None:
     assert (second["level"], third["level"]) == ("info", "warning")
 
 
-def test_access_records_suit_other_handlers_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_access_records_work_with_other_handlers(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         logs.access(
             logging.getLogger("qualms.access"),
@@ -111,7 +111,7 @@ def test_access_records_suit_other_handlers_too(caplog: pytest.LogCaptureFixture
     assert "request" in caplog.text
 
 
-def test_pixels_are_named_but_never_written(stream: io.BytesIO) -> None:
+def test_bytes_and_arrays_are_logged_without_their_content(stream: io.BytesIO) -> None:
     logs.configure("info", stream)
     pixels = np.full((2, 3), 77, np.uint8)
     extra = {"body": pixels.tobytes(), "image": pixels, "nested": [{"image": pixels}]}
@@ -122,19 +122,19 @@ def test_pixels_are_named_but_never_written(stream: io.BytesIO) -> None:
     assert b"77" not in json.dumps({**line, "time": None}).encode()
 
 
-def test_values_that_json_does_not_know_still_make_a_line(stream: io.BytesIO) -> None:
+def test_values_that_are_not_json_are_logged(stream: io.BytesIO) -> None:
     logs.configure("info", stream)
     extra = {"path": Path("a/b"), "error": ValueError("odd"), "share": np.float32(0.5), "kind": object()}
-    logging.getLogger("qualms.test").info("known", extra=extra)
+    logging.getLogger("qualms.test").info("ordinary", extra=extra)
     logging.getLogger("qualms.test").info("lone \ud800", extra={"huge": 2**70, "keys": {1: 2}, **extra})
-    known, odd = lines(stream)
-    for line in (known, odd):
+    ordinary, odd = lines(stream)
+    for line in (ordinary, odd):
         assert (line["path"], line["error"], line["share"], line["kind"]) == ("a/b", "odd", 0.5, "<object>")
     assert (odd["message"], odd["huge"], odd["keys"]) == ("lone \ud800", 2**70, {"1": 2})
     assert datetime.fromisoformat(odd["time"]).tzinfo == UTC
 
 
-def test_extra_fields_do_not_hide_the_records_own(stream: io.BytesIO) -> None:
+def test_extra_fields_do_not_replace_the_records_own(stream: io.BytesIO) -> None:
     logs.configure("info", stream)
     logging.getLogger("qualms.test").info("own", extra={"level": "fake", "time": "fake", "color_message": "dye"})
     (line,) = lines(stream)
@@ -143,7 +143,7 @@ def test_extra_fields_do_not_hide_the_records_own(stream: io.BytesIO) -> None:
     assert "color_message" not in line
 
 
-def test_a_record_that_cannot_be_written_does_not_break_the_caller(
+def test_a_failed_write_does_not_raise_and_is_reported_on_stderr(
     stream: io.BytesIO, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs.configure("info", stream)
@@ -152,22 +152,22 @@ def test_a_record_that_cannot_be_written_does_not_break_the_caller(
     assert "ValueError" in capsys.readouterr().err
 
 
-def test_uvicorns_own_loggers_write_the_same_lines(stream: io.BytesIO) -> None:
-    uvicorn.Config("service:app")
+def test_uvicorns_records_are_written_as_json_and_multipart_warnings_are_not(stream: io.BytesIO) -> None:
+    uvicorn.Config("module:app")
     logs.configure("info", stream)
     logging.getLogger("uvicorn.error").info("Started", extra={"color_message": "\x1b[1mStarted"})
     logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', "::1", "GET", "/livez", "1.1", 200)
-    logging.getLogger("python_multipart.multipart").warning("a client's mistake")
+    logging.getLogger("python_multipart.multipart").warning("a malformed body")
     assert [line["message"] for line in lines(stream)] == ["Started", '::1 - "GET /livez HTTP/1.1" 200']
 
 
-def test_without_a_stream_logs_go_to_stdout(stream: io.BytesIO, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_logs_go_to_stdout_by_default(stream: io.BytesIO, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert stream.getvalue() == b""
     logs.configure("debug")
     logging.getLogger("qualms.test").debug("out")
     assert json.loads(capfdbinary.readouterr().out)["message"] == "out"
 
 
-def test_a_line_is_due_at_once_and_then_once_a_while_with_the_count_since() -> None:
-    rarely = logs.Rarely(1.0)
-    assert [rarely.due(now) for now in (5.0, 5.1, 5.9, 6.0, 6.5, 9.0)] == [1, 0, 0, 3, 0, 2]
+def test_throttle_counts_the_events_since_the_last_logged_one() -> None:
+    throttle = logs.Throttle(1.0)
+    assert [throttle.due(now) for now in (5.0, 5.1, 5.9, 6.0, 6.5, 9.0)] == [1, 0, 0, 3, 0, 2]
