@@ -1,4 +1,4 @@
-"""Benchmarks are run for their output here, small; their figures are never asserted."""
+"""Benchmarks run on small inputs; their measurements are not asserted."""
 
 import numpy as np
 import pytest
@@ -9,11 +9,11 @@ from qualms_training.bench.score_accuracy import exact_scores
 from qualms_training.bench.timing import medians
 
 
-def test_medians_give_every_action_its_turn() -> None:
+def test_medians_interleave_the_actions() -> None:
     calls: list[str] = []
-    found = medians({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=3, warm_up=1)
+    times = medians({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=3, warm_up=1)
     assert calls == ["a", "b", "a", "b", "a", "b", "a", "b"]
-    assert set(found) == {"a", "b"}
+    assert set(times) == {"a", "b"}
 
 
 def test_bench_fit_prints_ratio_cache_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,7 +28,7 @@ def test_bench_graph_prints_both_batches_and_the_scores_microseconds(capsys: pyt
     assert "The scores add" in capsys.readouterr().out
 
 
-def test_the_oracle_knows_the_flat_dirichlet() -> None:
+def test_exact_scores_of_the_uniform_dirichlet() -> None:
     exact = exact_scores(np.zeros(10, np.float32))  # α = 1: uniform over the simplex of volume 1/9!
     assert float(exact["differential_entropy"]) == pytest.approx(-np.log(362880.0))
     assert float(exact["entropy"]) == pytest.approx(np.log(10))

@@ -1,4 +1,4 @@
-"""The base trainer learns, augments by crops and mirror images alone, and gives a split's logits in order."""
+"""The base trainer learns, augments by crops and mirroring only, and returns logits in order."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from torch import nn
 from qualms_training.data.synthetic import draw_shapes
 from qualms_training.fitting.base_trainer import crop_and_flip, predict_logits, train_base
 from qualms_training.fitting.loop import Hooks, Progress
-from qualms_training.meta.normalise import Normalise
+from qualms_training.meta.extractor import Normalise
 from qualms_training.models import build
 from qualms_training.recipe import BaseSection
 
@@ -56,16 +56,16 @@ def test_it_learns_the_shapes(changes: dict[str, Any], tmp_path: Path) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_the_seed_decides_everything(tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_weights(tmp_path: Path) -> None:
     models = [new_model(), new_model()]
     for index, model in enumerate(models):
-        torch.manual_seed(index)  # what was drawn before must not matter
+        torch.manual_seed(index)  # earlier draws must not matter
         train(model, tmp_path / str(index), epochs=1, augment="crop-flip")
     for left, right in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(left, right)
 
 
-def test_augmentation_changes_what_is_learnt(tmp_path: Path) -> None:
+def test_augmentation_changes_the_weights(tmp_path: Path) -> None:
     plain, augmented = new_model(), new_model()
     train(plain, tmp_path / "a", epochs=1)
     train(augmented, tmp_path / "b", epochs=1, augment="crop-flip")
@@ -73,20 +73,20 @@ def test_augmentation_changes_what_is_learnt(tmp_path: Path) -> None:
 
 
 def _every_crop(image: torch.Tensor) -> dict[bytes, tuple[int, int, bool]]:
-    """All results that cropping (H, W, C) after padding by four, and mirroring, can have."""
+    """All possible results of padding (H, W, C) by four, cropping and mirroring."""
     height, width, _ = image.shape
     padded = torch.zeros(height + 8, width + 8, image.shape[2], dtype=image.dtype)
     padded[4:-4, 4:-4] = image
-    found = {}
+    crops = {}
     for top in range(9):
         for left in range(9):
             crop = padded[top : top + height, left : left + width]
-            found[crop.numpy().tobytes()] = (top, left, False)
-            found[crop.flip(1).contiguous().numpy().tobytes()] = (top, left, True)
-    return found
+            crops[crop.numpy().tobytes()] = (top, left, False)
+            crops[crop.flip(1).contiguous().numpy().tobytes()] = (top, left, True)
+    return crops
 
 
-def test_crops_and_mirror_images_are_all_that_augmentation_makes() -> None:
+def test_augmentation_makes_crops_and_mirror_images_only() -> None:
     image = torch.from_numpy(np.random.default_rng(0).integers(1, 256, (6, 5, 3), dtype=np.uint8))
     possible = _every_crop(image)
     assert len(possible) == 162
@@ -94,12 +94,12 @@ def test_crops_and_mirror_images_are_all_that_augmentation_makes() -> None:
     made = crop_and_flip(batch, torch.Generator().manual_seed(0))
     assert made.shape == batch.shape
     assert made.dtype == torch.uint8
-    seen = [possible[one.contiguous().numpy().tobytes()] for one in made]  # a KeyError is anything else
-    assert len(set(seen)) == 162  # every place and both hands occur
+    seen = [possible[one.contiguous().numpy().tobytes()] for one in made]  # a KeyError means any other result
+    assert len(set(seen)) == 162  # every position occurs, mirrored and not
     assert 0.45 < np.mean([mirrored for _, _, mirrored in seen]) < 0.55
 
 
-def test_every_image_is_augmented_by_itself_and_the_same_again() -> None:
+def test_augmentation_is_a_function_of_the_generator() -> None:
     images = torch.from_numpy(IMAGES[:8])
     first = crop_and_flip(images, torch.Generator().manual_seed(3))
     again = crop_and_flip(images, torch.Generator().manual_seed(3))
@@ -108,7 +108,7 @@ def test_every_image_is_augmented_by_itself_and_the_same_again() -> None:
     assert not torch.equal(first, other)
 
 
-def test_logits_do_not_depend_on_the_batch_and_come_in_evaluation_mode() -> None:
+def test_logits_do_not_depend_on_the_batch_and_use_evaluation_mode() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16 * 16 * 3, 4)).train()
     whole = predict_logits(model, NORMALISE, IMAGES[:20], CPU)
     parts = predict_logits(model, NORMALISE, IMAGES[:20], CPU, batch=7)
@@ -117,8 +117,8 @@ def test_logits_do_not_depend_on_the_batch_and_come_in_evaluation_mode() -> None
     np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-5)
 
 
-def test_another_criterion_is_trained_for_instead(tmp_path: Path) -> None:
-    """Rewarding the first class whatever the label makes it the answer to everything."""
+def test_the_criterion_can_be_replaced(tmp_path: Path) -> None:
+    """A loss that rewards the first class for every label makes it the only prediction."""
     model = new_model()
     section = BaseSection.model_validate({"model": "small", "epochs": 1, "batch": 32, "lr": 0.05})
     train_base(

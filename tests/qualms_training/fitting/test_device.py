@@ -1,4 +1,4 @@
-"""A device that was asked for by name is used or refused, never replaced."""
+"""A requested device is used or refused, never replaced."""
 
 from typing import Any, cast
 
@@ -9,7 +9,7 @@ from qualms_training.errors import QualmsError
 from qualms_training.fitting.device import pick_device
 
 
-def test_auto_is_cuda_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_cuda_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert pick_device("auto") == torch.device("cuda")
     assert pick_device("cuda") == torch.device("cuda")
@@ -22,15 +22,15 @@ def test_without_cuda_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("cuda", "reason"), [(None, "was built without CUDA"), ("13.0", "found no GPU")])
-def test_cuda_that_is_not_there_is_refused_with_the_reason(
+def test_unavailable_cuda_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, cuda: str | None, reason: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    with pytest.raises(QualmsError, match=f"Device 'cuda' was asked for, but .*{reason}; use 'cpu' or 'auto'"):
+    with pytest.raises(QualmsError, match=f"Device 'cuda' is not available: .*{reason}; use 'cpu' or 'auto'"):
         pick_device("cuda")
 
 
-def test_another_name_is_refused() -> None:
-    with pytest.raises(QualmsError, match="Device 'tpu' is not known; accepted are 'auto', 'cpu' and 'cuda'"):
+def test_unknown_device_names_are_refused() -> None:
+    with pytest.raises(QualmsError, match="Device 'tpu' is unknown; accepted are 'auto', 'cpu' and 'cuda'"):
         pick_device(cast(Any, "tpu"))

@@ -1,4 +1,4 @@
-"""The loop ends at the same weights however often it was cut off, keeps the first best epoch, and refuses NaN."""
+"""The loop ends with the same weights after any interruption, keeps the first best epoch, and refuses NaN."""
 
 import os
 import random
@@ -19,7 +19,7 @@ from qualms_training.errors import ModelError
 from qualms_training.fitting.loop import Hooks, Progress, Schedule, run
 from qualms_training.fitting.schedules import rate
 
-EXAMPLES, BATCH, EPOCHS = 50, 8, 5  # seven steps an epoch, the last one of two examples
+EXAMPLES, BATCH, EPOCHS = 50, 8, 5  # seven steps per epoch, the last one with two examples
 STEPS = 7 * EPOCHS
 
 INPUTS = torch.randn(EXAMPLES, 6, generator=torch.Generator().manual_seed(0))
@@ -28,8 +28,8 @@ TARGETS = (INPUTS[:, 0] > INPUTS[:, 1]).long()
 OptimizerName = Literal["sgd", "adam"]
 
 
-class Cut(BaseException):
-    """Stands in for whatever ends a process."""
+class Interrupt(BaseException):
+    """Ends a run as the end of its process would."""
 
 
 class Task:
@@ -56,7 +56,7 @@ class Task:
         return nn.functional.cross_entropy(self.model(INPUTS[chosen] + noise), TARGETS[chosen])
 
     def select(self, model: nn.Module) -> float:
-        """Accuracy: coarse, so that epochs tie and the best one is rarely the last."""
+        """Accuracy, which is coarse, so that epochs tie and the best one is rarely the last."""
         assert not model.training
         return float((model(INPUTS).argmax(dim=1) == TARGETS).float().mean())
 
@@ -80,39 +80,39 @@ def assert_same_weights(left: nn.Module, right: nn.Module) -> None:
         assert torch.equal(ours, theirs), name
 
 
-def cut_after(step: int) -> Callable[[int, float], None]:
+def interrupt_after(step: int) -> Callable[[int, float], None]:
     def on_step(done: int, _: float) -> None:
         if done == step:
-            raise Cut
+            raise Interrupt
 
     return on_step
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_run_cut_off_anywhere_ends_at_the_same_weights(optimizer: OptimizerName, seed: int, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_to_the_same_weights(optimizer: OptimizerName, seed: int, tmp_path: Path) -> None:
     whole = Task(optimizer)
     expected = whole.train(tmp_path / "whole.pt")
     for step in sorted(random.Random(seed).sample(range(1, STEPS + 1), 3)):
-        with pytest.raises(Cut):
-            Task(optimizer).train(tmp_path / "cut.pt", cut_after(step))
-    torch.manual_seed(1000 + seed)  # whatever the process drew before must not matter
+        with pytest.raises(Interrupt):
+            Task(optimizer).train(tmp_path / "interrupted.pt", interrupt_after(step))
+    torch.manual_seed(1000 + seed)  # earlier draws of the process must not matter
     resumed = Task(optimizer)
-    found = resumed.train(tmp_path / "cut.pt")
+    progress = resumed.train(tmp_path / "interrupted.pt")
     assert_same_weights(resumed.model, whole.model)
-    assert found.history == expected.history
-    assert (found.best_epoch, found.best_value) == (expected.best_epoch, expected.best_value)
+    assert progress.history == expected.history
+    assert (progress.best_epoch, progress.best_value) == (expected.best_epoch, expected.best_value)
 
 
-def test_a_resumed_run_does_not_repeat_what_its_checkpoint_holds(tmp_path: Path) -> None:
-    with pytest.raises(Cut):
-        Task().train(tmp_path / "cut.pt", cut_after(11))
+def test_a_resumed_run_does_not_repeat_the_steps_of_its_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(Interrupt):
+        Task().train(tmp_path / "interrupted.pt", interrupt_after(11))
     task = Task()
-    task.train(tmp_path / "cut.pt")
-    assert len(task.drawn) == STEPS - 9  # the last multiple of three before the cut
+    task.train(tmp_path / "interrupted.pt")
+    assert len(task.drawn) == STEPS - 9  # nine is the last multiple of three before step 11
 
 
-def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
     first, second = Task(), Task()
     first.train(tmp_path / "done.pt")
     second.train(tmp_path / "done.pt")
@@ -120,13 +120,13 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     assert_same_weights(second.model, first.model)
 
 
-def test_another_run_s_checkpoint_is_ignored(tmp_path: Path) -> None:
+def test_a_checkpoint_with_another_fingerprint_is_ignored(tmp_path: Path) -> None:
     whole = Task()
     whole.train(tmp_path / "whole.pt")
-    with pytest.raises(Cut):
-        Task().train(tmp_path / "cut.pt", cut_after(20), fingerprint="another")
+    with pytest.raises(Interrupt):
+        Task().train(tmp_path / "interrupted.pt", interrupt_after(20), fingerprint="another")
     task = Task()
-    task.train(tmp_path / "cut.pt")
+    task.train(tmp_path / "interrupted.pt")
     assert len(task.drawn) == STEPS
     assert_same_weights(task.model, whole.model)
 
@@ -135,9 +135,9 @@ def test_another_run_s_checkpoint_is_ignored(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_means_a_fresh_start(damage: str, tmp_path: Path) -> None:
     whole = Task()
     whole.train(tmp_path / "whole.pt")
-    file = tmp_path / "cut.pt"
-    with pytest.raises(Cut):
-        Task().train(file, cut_after(20))
+    file = tmp_path / "interrupted.pt"
+    with pytest.raises(Interrupt):
+        Task().train(file, interrupt_after(20))
     data = file.read_bytes()
     if damage == "another pickle":
         torch.save([1, 2, 3], file)
@@ -149,16 +149,16 @@ def test_a_damaged_checkpoint_means_a_fresh_start(damage: str, tmp_path: Path) -
     assert_same_weights(task.model, whole.model)
 
 
-def test_no_checkpoint_is_ever_half_there(tmp_path: Path) -> None:
-    def look(step: int, _: float) -> None:
+def test_checkpoints_are_written_atomically(tmp_path: Path) -> None:
+    def check(step: int, _: float) -> None:
         if step > 3:
             torch.load(tmp_path / "c.pt", weights_only=True)
         assert {path.name for path in tmp_path.iterdir()} <= {"c.pt"}
 
-    Task().train(tmp_path / "c.pt", look)
+    Task().train(tmp_path / "c.pt", check)
 
 
-def test_every_epoch_shows_every_example_once_in_another_order() -> None:
+def test_every_epoch_uses_every_example_once_in_another_order() -> None:
     schedule = Schedule(EXAMPLES, BATCH, EPOCHS, lambda _: 0.1, seed=4)
     assert (schedule.steps_per_epoch, schedule.steps) == (7, STEPS)
     epochs = [np.concatenate([schedule.indices(7 * epoch + step) for step in range(7)]) for epoch in range(2)]
@@ -169,14 +169,14 @@ def test_every_epoch_shows_every_example_once_in_another_order() -> None:
     assert other.indices(0).tolist() != schedule.indices(0).tolist()
 
 
-def test_every_step_draws_anew(tmp_path: Path) -> None:
+def test_every_step_has_its_own_random_draws(tmp_path: Path) -> None:
     task = Task()
     task.train(tmp_path / "c.pt")
     assert len(set(task.drawn)) == STEPS
 
 
 def _selecting(values: list[float], tmp_path: Path) -> tuple[Progress, list[dict[str, Tensor]], nn.Module]:
-    """Train with these values as each epoch's; the weights after each epoch."""
+    """Train with these values as those of the epochs; also returns the weights after each epoch."""
     seen: list[dict[str, Tensor]] = []
 
     def select(model: nn.Module) -> float:
@@ -210,7 +210,7 @@ def test_without_selection_the_last_weights_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
-def test_a_loss_that_is_not_finite_is_one_sentence(value: str, tmp_path: Path) -> None:
+def test_a_non_finite_loss_is_refused(value: str, tmp_path: Path) -> None:
     task = Task()
     calls: list[int] = []
 
@@ -219,14 +219,14 @@ def test_a_loss_that_is_not_finite_is_one_sentence(value: str, tmp_path: Path) -
         return task.loss(indices, generator) * (float(value) if len(calls) == 4 else 1)
 
     schedule = Schedule(EXAMPLES, BATCH, EPOCHS, lambda _: 0.05, seed=4)
-    with pytest.raises(ModelError, match=f"became {value} at step 3; lower the learning rate"):
+    with pytest.raises(ModelError, match=f"The loss is {value} at step 3; lower the learning rate"):
         run(task.model, task.optimizer, loss, schedule, tmp_path / "c.pt", "mine")
 
 
-def test_weights_broken_by_the_last_step_are_refused_before_anyone_judges_them(tmp_path: Path) -> None:
+def test_weights_made_non_finite_by_the_last_step_are_refused_before_selection(tmp_path: Path) -> None:
     task = Task()
     schedule = Schedule(EXAMPLES, BATCH, 1, lambda step: 1e38 if step == 6 else 0.05, seed=4)
-    with pytest.raises(ModelError, match="no longer finite after epoch 1; lower the learning rate"):
+    with pytest.raises(ModelError, match="not finite after epoch 1; lower the learning rate"):
         run(
             task.model,
             torch.optim.SGD(task.model.parameters(), lr=1.0, momentum=0.9, weight_decay=1e3),
@@ -234,7 +234,7 @@ def test_weights_broken_by_the_last_step_are_refused_before_anyone_judges_them(t
             schedule,
             tmp_path / "c.pt",
             "mine",
-            Hooks(select=lambda _: pytest.fail("was asked about broken weights")),
+            Hooks(select=lambda _: pytest.fail("selected on non-finite weights")),
         )
     assert not (tmp_path / "c.pt").exists()
 
@@ -264,14 +264,14 @@ from qualms_training.fitting.base_trainer import train_base
 from qualms_training.data.synthetic import draw_shapes
 from qualms_training.fitting.loop import Hooks
 from qualms_training.models import build
-from qualms_training.meta.normalise import Normalise
+from qualms_training.meta.extractor import Normalise
 from qualms_training.recipe import BaseSection
 
 
-def main(folder: Path, led: bool = False) -> None:
+def main(folder: Path, paced: bool = False) -> None:
     def report(step: int, loss: float) -> None:
         print(step, flush=True)
-        if led:
+        if paced:
             sys.stdin.readline()
 
     torch.set_num_threads(1)
@@ -297,12 +297,12 @@ def main(folder: Path, led: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), led=True)
+    main(Path(sys.argv[1]), paced=True)
 """
 
 
 def _kill_after(script: Path, folder: Path, steps: int) -> None:
-    """Run the script, lead it through so many steps and kill it for real in the middle of the next one."""
+    """Run the script for a number of steps and kill its process in the middle of the next step."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [sys.executable, str(script), str(folder)],
@@ -321,28 +321,28 @@ def _kill_after(script: Path, folder: Path, steps: int) -> None:
     assert process.returncode != 0
 
 
-def test_a_killed_process_goes_on_to_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_process_resumes_to_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole, interrupted = tmp_path / "whole", tmp_path / "interrupted"
     whole.mkdir()
-    cut.mkdir()
+    interrupted.mkdir()
     main = runpy.run_path(str(script))["main"]
     main(whole)
-    _kill_after(script, cut, random.Random(11).randint(8, 40))
-    assert not (cut / "weights.pt").exists()
-    assert torch.load(cut / "checkpoint.pt", weights_only=True)["progress"]["step"] > 0
+    _kill_after(script, interrupted, random.Random(11).randint(8, 40))
+    assert not (interrupted / "weights.pt").exists()
+    assert torch.load(interrupted / "checkpoint.pt", weights_only=True)["progress"]["step"] > 0
     capsys.readouterr()
-    main(cut)
+    main(interrupted)
     steps = capsys.readouterr().out.split()
     assert steps[-1] == "42"
     assert len(steps) < 42
-    expected, found = (torch.load(folder / "weights.pt", weights_only=True) for folder in (whole, cut))
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    expected, actual = (torch.load(folder / "weights.pt", weights_only=True) for folder in (whole, interrupted))
+    assert all(torch.equal(actual[name], value) for name, value in expected.items())
 
 
-def test_patience_ends_a_run_and_a_resumed_one_at_the_same_epoch(tmp_path: Path) -> None:
-    values = [1.0, 3.0, 2.0, 3.0, 9.0]  # an equal value is not a better one
+def test_patience_ends_a_resumed_run_at_the_same_epoch(tmp_path: Path) -> None:
+    values = [1.0, 3.0, 2.0, 3.0, 9.0]  # an equal value is no improvement
     schedule = Schedule(EXAMPLES, BATCH, EPOCHS, lambda _: 0.01, seed=4)
 
     def train(patience: int) -> tuple[Task, Progress]:
@@ -350,8 +350,8 @@ def test_patience_ends_a_run_and_a_resumed_one_at_the_same_epoch(tmp_path: Path)
         hooks = Hooks(select=lambda _: next(given), patience=patience)
         return task, run(task.model, task.optimizer, task.loss, schedule, tmp_path / "file.pt", "mine", hooks)
 
-    task, found = train(patience=2)
-    assert (len(found.history), found.best_epoch, len(task.drawn)) == (4, 2, 28)
-    again, found = train(patience=2)
-    assert (len(found.history), found.best_epoch, len(again.drawn)) == (4, 2, 0)
+    task, progress = train(patience=2)
+    assert (len(progress.history), progress.best_epoch, len(task.drawn)) == (4, 2, 28)
+    again, progress = train(patience=2)
+    assert (len(progress.history), progress.best_epoch, len(again.drawn)) == (4, 2, 0)
     assert_same_weights(again.model, task.model)

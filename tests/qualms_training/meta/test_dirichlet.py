@@ -1,4 +1,4 @@
-"""The Dirichlet maths against arithmetic of forty digits, in PyTorch and through the exported ONNX graph."""
+"""The Dirichlet scores and loss against arithmetic with forty digits, in PyTorch and in the exported ONNX graph."""
 
 from functools import lru_cache
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import mpmath
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import scipy.special
 import scipy.stats
@@ -14,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qualms.bundle.runtime import INPUT, GraphRunner
 from qualms_training.bench.score_accuracy import scores_model
 from qualms_training.meta.dirichlet import DirichletScores, kl_divergence, negative_elbo, scores
 
@@ -75,18 +75,18 @@ def _exact(row: NDArray[np.float32]) -> dict[str, Any]:
     }
 
 
-def largest_errors(found: dict[str, NDArray[np.float32]], classes: int) -> dict[str, float]:
+def largest_errors(actual: dict[str, NDArray[np.float32]], classes: int) -> dict[str, float]:
     """By score: the largest difference, over max(1, |exact|)."""
     errors = dict.fromkeys(exact_scores(classes)[0], 0.0)
     for row, exact in enumerate(exact_scores(classes)):
-        for name, want in exact.items():
-            error = float(abs(mpmath.mpf(float(found[name][row])) - want) / max(1, abs(want)))
+        for name, expected in exact.items():
+            error = float(abs(mpmath.mpf(float(actual[name][row])) - expected) / max(1, abs(expected)))
             errors[name] = max(errors[name], error if np.isfinite(error) else np.inf)
     return errors
 
 
-def as_arrays(found: DirichletScores) -> dict[str, NDArray[np.float32]]:
-    return {name: value.numpy() for name, value in found._asdict().items()}
+def as_arrays(values: DirichletScores) -> dict[str, NDArray[np.float32]]:
+    return {name: value.numpy() for name, value in values._asdict().items()}
 
 
 def uniform_prior(classes: int) -> Tensor:
@@ -94,29 +94,28 @@ def uniform_prior(classes: int) -> Tensor:
 
 
 @pytest.mark.parametrize("classes", CLASS_COUNTS)
-def test_every_score_agrees_with_forty_digits(classes: int) -> None:
-    found = as_arrays(scores(torch.from_numpy(log_alphas(classes))))
-    errors = largest_errors(found, classes)
+def test_every_score_agrees_with_exact_arithmetic(classes: int) -> None:
+    errors = largest_errors(as_arrays(scores(torch.from_numpy(log_alphas(classes)))), classes)
     assert all(error <= TOLERANCE for error in errors.values()), errors
 
 
 @pytest.mark.parametrize("classes", CLASS_COUNTS)
-def test_scores_are_float32_of_one_value_an_image(classes: int) -> None:
+def test_scores_are_float32_with_one_value_per_image(classes: int) -> None:
     z = torch.from_numpy(log_alphas(classes))
     for name, value in scores(z)._asdict().items():
         assert value.dtype == torch.float32
         assert value.shape == (z.shape if name in ("alpha", "probabilities") else z.shape[:1])
 
 
-def test_small_doubts_keep_their_digits() -> None:
-    """1 − max probability and mutual information are small exactly where ranking them matters."""
+def test_small_scores_keep_their_digits() -> None:
+    """1 − max probability and mutual information are smallest where their order matters most."""
     z = torch.tensor([[12.0, -10.0], [12.0, -9.0], [12.0, 12.0]])
-    found = scores(z)
+    actual = scores(z)
     rest = torch.tensor([-10.0, -9.0], dtype=torch.float64).exp()
     expected = rest / (rest + torch.tensor(12.0, dtype=torch.float64).exp())
-    np.testing.assert_allclose(found.error_probability[:2], expected, rtol=1e-6)
+    np.testing.assert_allclose(actual.error_probability[:2], expected, rtol=1e-6)
     flat = float(np.exp(12.0))
-    np.testing.assert_allclose(found.mutual_information[2], 0.25 / flat, rtol=1e-4)  # (K − 1) / 2α_0, K = 2
+    np.testing.assert_allclose(actual.mutual_information[2], 0.25 / flat, rtol=1e-4)  # (K − 1) / 2α_0, K = 2
 
 
 @pytest.mark.parametrize("classes", CLASS_COUNTS)
@@ -130,39 +129,41 @@ def test_mutual_information_is_never_negative(classes: int) -> None:
 
 @pytest.mark.parametrize("classes", CLASS_COUNTS)
 def test_total_uncertainty_is_epistemic_plus_aleatoric(classes: int) -> None:
-    found = scores(torch.from_numpy(log_alphas(classes)))
-    parts = found.mutual_information.double() + found.expected_entropy.double()
-    np.testing.assert_allclose(parts, found.entropy.double(), rtol=0, atol=2e-6)
-    np.testing.assert_allclose(found.probabilities.sum(dim=-1), 1, rtol=1e-5)
-    np.testing.assert_allclose(found.max_probability.double() + found.error_probability.double(), 1, rtol=0, atol=1e-6)
+    actual = scores(torch.from_numpy(log_alphas(classes)))
+    parts = actual.mutual_information.double() + actual.expected_entropy.double()
+    np.testing.assert_allclose(parts, actual.entropy.double(), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(actual.probabilities.sum(dim=-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(
+        actual.max_probability.double() + actual.error_probability.double(), 1, rtol=0, atol=1e-6
+    )
 
 
-def test_differential_entropy_is_scipys() -> None:
+def test_differential_entropy_agrees_with_scipy() -> None:
     alpha = np.random.default_rng(2).uniform(0.3, 30, (20, 5))
-    found = scores(torch.from_numpy(np.log(alpha))).differential_entropy
-    np.testing.assert_allclose(found, [scipy.stats.dirichlet(row).entropy() for row in alpha], rtol=1e-5)
+    actual = scores(torch.from_numpy(np.log(alpha))).differential_entropy
+    np.testing.assert_allclose(actual, [scipy.stats.dirichlet(row).entropy() for row in alpha], rtol=1e-5)
 
 
 exported = lru_cache(maxsize=8)(scores_model)
 
 
 @pytest.mark.parametrize("classes", CLASS_COUNTS)
-def test_the_exported_graph_agrees_with_forty_digits(classes: int) -> None:
-    session = onnxruntime.InferenceSession(exported(classes), providers=["CPUExecutionProvider"])
-    values = session.run(list(DirichletScores._fields), {"z": log_alphas(classes)})
-    found = dict(zip(DirichletScores._fields, values, strict=True))
-    errors = largest_errors(found, classes)
+def test_the_exported_graph_agrees_with_exact_arithmetic(classes: int) -> None:
+    session = GraphRunner(exported(classes)).session
+    outputs = session.run(list(DirichletScores._fields), {INPUT: log_alphas(classes)})
+    actual = dict(zip(DirichletScores._fields, outputs, strict=True))
+    errors = largest_errors(actual, classes)
     assert all(error <= TOLERANCE for error in errors.values()), errors
-    assert found["mutual_information"].min() >= 0
-    np.testing.assert_allclose(found["alpha"], np.exp(log_alphas(classes).astype(np.float64)), rtol=1e-6)
+    assert actual["mutual_information"].min() >= 0
+    np.testing.assert_allclose(actual["alpha"], np.exp(log_alphas(classes).astype(np.float64)), rtol=1e-6)
 
 
-def test_the_exported_graph_uses_few_operators_of_the_standard_alone() -> None:
+def test_the_exported_graph_has_few_nodes_and_only_standard_operators() -> None:
     model = onnx.load_from_string(exported(10))
     onnx.checker.check_model(model)
     assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}
     assert not model.functions
-    assert len(model.graph.node) <= 100  # each costs a microsecond or two at batch 1
+    assert len(model.graph.node) <= 100  # each takes one or two microseconds at batch 1
 
 
 def _kl_by_mpmath(alpha: NDArray[np.float64], beta: NDArray[np.float64]) -> float:
@@ -181,10 +182,10 @@ def _kl_by_mpmath(alpha: NDArray[np.float64], beta: NDArray[np.float64]) -> floa
 def test_kl_divergence_agrees_with_mpmath(classes: int, prior: float) -> None:
     z = torch.from_numpy(log_alphas(classes)).double()
     beta = np.full(classes, prior)
-    found = kl_divergence(z, torch.from_numpy(beta))
-    for row, value in zip(z.exp().numpy(), found.tolist(), strict=True):
-        want = _kl_by_mpmath(row, beta)
-        assert abs(value - want) <= 1e-8 * max(1, abs(want))
+    actual = kl_divergence(z, torch.from_numpy(beta))
+    for row, value in zip(z.exp().numpy(), actual.tolist(), strict=True):
+        expected = _kl_by_mpmath(row, beta)
+        assert abs(value - expected) <= 1e-8 * max(1, abs(expected))
 
 
 def test_kl_divergence_is_zero_at_the_prior_and_positive_elsewhere() -> None:
@@ -194,25 +195,25 @@ def test_kl_divergence_is_zero_at_the_prior_and_positive_elsewhere() -> None:
     assert (kl_divergence(torch.randn(50, 3, dtype=torch.float64), prior) > 0).all()
 
 
-def _oracle_loss(z: Tensor, labels: Tensor, weight: float, prior: Tensor) -> Tensor:
-    """The same objective from torch's own distributions and digamma."""
+def _reference_loss(z: Tensor, labels: Tensor, weight: float, prior: Tensor) -> Tensor:
+    """The same objective with torch's distributions and digamma."""
     alpha = z.double().exp()
     chosen = torch.digamma(alpha.gather(-1, labels.unsqueeze(-1)).squeeze(-1))
-    given = torch.distributions.Dirichlet(alpha)
-    wanted = torch.distributions.Dirichlet(prior.expand_as(alpha))
+    posterior = torch.distributions.Dirichlet(alpha)
+    reference = torch.distributions.Dirichlet(prior.expand_as(alpha))
     return (
-        weight * torch.distributions.kl_divergence(given, wanted) - chosen + torch.digamma(alpha.sum(dim=-1))
+        weight * torch.distributions.kl_divergence(posterior, reference) - chosen + torch.digamma(alpha.sum(dim=-1))
     ).mean()
 
 
 @pytest.mark.parametrize("weight", [1e-3, 0.1, 1.0])
-def test_loss_and_its_gradient_are_those_of_torchs_own_functions(weight: float) -> None:
+def test_loss_and_gradient_agree_with_torch_distributions(weight: float) -> None:
     generator = torch.Generator().manual_seed(3)
     z = torch.empty(64, 10, dtype=torch.float64).uniform_(-8, 10, generator=generator)
     labels = torch.randint(0, 10, (64,), generator=generator)
     prior = torch.linspace(0.5, 2, 10, dtype=torch.float64)
     results = []
-    for loss in (negative_elbo, _oracle_loss):
+    for loss in (negative_elbo, _reference_loss):
         leaf = z.clone().requires_grad_()
         value = loss(leaf, labels, weight, prior)
         results.append((float(value.detach()), torch.autograd.grad(value, leaf)[0]))
@@ -227,7 +228,7 @@ def test_gradient_agrees_with_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda x: negative_elbo(x, labels, 0.1, uniform_prior(4)), (z,))
 
 
-def test_loss_of_float32_logits_is_float64_and_trains_them() -> None:
+def test_the_loss_of_float32_inputs_is_float64_with_float32_gradients() -> None:
     z = torch.zeros(2, 3, requires_grad=True)
     value = negative_elbo(z, torch.tensor([0, 1]), 0.1, uniform_prior(3))
     (gradient,) = torch.autograd.grad(value, z)
@@ -236,7 +237,7 @@ def test_loss_of_float32_logits_is_float64_and_trains_them() -> None:
 
 
 def _descend(loss: Any, classes: int) -> NDArray[np.float64]:
-    """α (K,) where gradient descent on z ends."""
+    """α (K,) at the end of gradient descent on z."""
     z = torch.zeros(1, classes, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS(
         [z], max_iter=500, tolerance_grad=1e-12, tolerance_change=1e-16, line_search_fn="strong_wolfe"
@@ -254,16 +255,16 @@ def _descend(loss: Any, classes: int) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("weight", [1e-3, 0.01, 0.1, 1.0])
 @pytest.mark.parametrize("classes", [2, 10])
-def test_one_sample_overfitted_has_the_closed_form_evidence(weight: float, classes: int) -> None:
+def test_overfitting_one_sample_ends_at_the_closed_form_evidence(weight: float, classes: int) -> None:
     label = classes - 1
-    found = _descend(lambda z: negative_elbo(z, torch.tensor([label]), weight, uniform_prior(classes)), classes)
-    want = np.ones(classes)
-    want[label] = 1 + 1 / weight
-    np.testing.assert_allclose(found, want, rtol=1e-4)
+    actual = _descend(lambda z: negative_elbo(z, torch.tensor([label]), weight, uniform_prior(classes)), classes)
+    expected = np.ones(classes)
+    expected[label] = 1 + 1 / weight
+    np.testing.assert_allclose(actual, expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("weight", [0.01, 0.5])
-def test_soft_labels_and_any_prior_have_their_optimum_at_prior_plus_evidence(weight: float) -> None:
+def test_the_optimum_for_soft_labels_and_any_prior_is_prior_plus_evidence(weight: float) -> None:
     prior = torch.tensor([0.4, 1.0, 3.0], dtype=torch.float64)
     eta = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 

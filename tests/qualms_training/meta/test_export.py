@@ -1,4 +1,4 @@
-"""The exported graph is PyTorch's to the last digits that matter, and one that is not is refused."""
+"""The exported graph agrees with PyTorch, and a graph that does not is refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +16,11 @@ import qualms_training
 from qualms.bundle.runtime import GraphRunner
 from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
 from qualms_training.errors import ExportError
-from qualms_training.fitting.feature_cache import Extractor
 from qualms_training.meta.export import compare, export_graph, to_onnx
-from qualms_training.meta.fusion import Shown
+from qualms_training.meta.extractor import Extractor, Normalise, Reduce
+from qualms_training.meta.fusion import FusionData
 from qualms_training.meta.graph import BaseGraph, BundleGraph
-from qualms_training.meta.meta_model import PooledMeta, PublishedMeta, Reduce
-from qualms_training.meta.normalise import Normalise
+from qualms_training.meta.meta_model import PooledMeta, PublishedMeta
 from qualms_training.meta.ood_scores import OodScores
 from qualms_training.meta.taps import Tapped
 from qualms_training.models import build, freeze
@@ -36,34 +35,34 @@ class Exported(NamedTuple):
 
 
 def pooled() -> BundleGraph:
-    """As the tiny recipe has it: a pooled meta-model, the base's own class, and a doubter."""
+    """The form of the tiny recipe: a pooled meta-model, the base's class, and OOD scores."""
     torch.manual_seed(0)
     base = freeze(build("small", 4, 3, 16, 16))
     reduce = Reduce("pool", 2, ("mean", "max", "std"))
     extractor = Extractor(Normalise([0.5] * 3, [0.5] * 3), Tapped(base, ["pool1", "pool2"]), reduce)
     widths = [reduce.output_shape(shape) for shape in ((8, 8, 8), (16, 4, 4))]
     graph = BundleGraph(
-        extractor, PooledMeta(widths, 4, [32]), doubter=OodScores([w for (w,) in widths], 4, 200)
+        extractor, PooledMeta(widths, 4, [32]), ood_scores=OodScores([w for (w,) in widths], 4, 200)
     ).eval()
-    fit_doubter(graph)
+    fit_ood_scores(graph)
     return graph
 
 
-def fit_doubter(graph: BundleGraph) -> None:
-    """To random images of many contrasts, of which it then knows distance and surprise."""
+def fit_ood_scores(graph: BundleGraph) -> None:
+    """Fit to random images of many contrasts."""
     rng = np.random.default_rng(1)
     drawn = rng.integers(0, 256, (200, 16, 16, 3)) * rng.random((200, 1, 1, 1)) * rng.random((200, 1, 1, 3))
     images = torch.from_numpy(drawn.astype(np.uint8))
-    assert graph.doubter is not None
+    assert graph.ood_scores is not None
     with torch.inference_mode():
         logits, taps = graph.extractor(images)
-        graph.doubter.density.fit([tap.numpy() for tap in taps], rng.integers(4, size=200))
-        doubts = graph.doubter.doubts(logits, torch.rand(200), taps).double().numpy()
-    graph.doubter.fusion.fit(Shown(doubts, np.zeros(200, dtype=np.bool_), {"more": 2 * doubts}))
+        graph.ood_scores.density.fit([tap.numpy() for tap in taps], rng.integers(4, size=200))
+        components = graph.ood_scores.components(logits, torch.rand(200), taps).double().numpy()
+    graph.ood_scores.fusion.fit(FusionData(components, np.zeros(200, dtype=np.bool_), {"more": 2 * components}))
 
 
 def published() -> BundleGraph:
-    """As the paper has it, with one channel, and the meta-model's class."""
+    """The paper's form, with one channel and the meta-model's class."""
     torch.manual_seed(0)
     base = freeze(build("lenet", 10, 1, 32, 32))
     extractor = Extractor(Normalise([0.13], [0.31]), Tapped(base, ["pool1", "pool2"]), Reduce("flatten"))
@@ -89,22 +88,22 @@ def by_torch(exported: Exported, images: NDArray[np.uint8]) -> dict[str, Tensor]
 
 @pytest.mark.parametrize("n", [1, 5, 40])
 def test_onnx_runtime_agrees_with_torch_for_every_batch_size(exported: Exported, n: int) -> None:
-    found = GraphRunner(exported.data)(exported.images[:n])
+    outputs = GraphRunner(exported.data)(exported.images[:n])
     for name, want in by_torch(exported, exported.images[:n]).items():
-        assert found[name].shape == tuple(want.shape)
-        np.testing.assert_allclose(found[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
+        assert outputs[name].shape == tuple(want.shape)
+        np.testing.assert_allclose(outputs[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_outputs_have_the_names_and_types_of_the_contract(exported: Exported) -> None:
+def test_outputs_have_the_documented_names_types_and_shapes(exported: Exported) -> None:
     session = GraphRunner(exported.data).session
     (given,) = session.get_inputs()
     height, width, channels = exported.images.shape[1:]
     assert (given.name, given.type) == ("image", "tensor(uint8)")
-    assert isinstance(given.shape[0], str)  # a name, so any number of images
+    assert isinstance(given.shape[0], str)  # symbolic: any number of images
     assert given.shape[1:] == [height, width, channels]
     vectors = {"base_probabilities", "probabilities", "alpha"}
     assert [output.name for output in session.get_outputs()] == list(exported.graph.outputs)
-    scores = SCORES if exported.graph.doubter else DIRICHLET_SCORES
+    scores = SCORES if exported.graph.ood_scores else DIRICHLET_SCORES
     assert set(exported.graph.outputs) == {"prediction", *vectors, *scores}
     for output in session.get_outputs():
         assert output.type == ("tensor(int64)" if output.name == "prediction" else "tensor(float)")
@@ -117,25 +116,25 @@ def test_differences_are_reported_and_small(exported: Exported) -> None:
     assert max(exported.differences.values()) < 1e-4
 
 
-def test_the_class_is_whose_the_graph_was_told(exported: Exported) -> None:
-    found = GraphRunner(exported.data)(exported.images)
+def test_the_prediction_is_that_of_the_chosen_predictor(exported: Exported) -> None:
+    outputs = GraphRunner(exported.data)(exported.images)
     source = "base_probabilities" if exported.graph.predicts_by == "base" else "alpha"
-    np.testing.assert_array_equal(found["prediction"], found[source].argmax(axis=1))
-    assert (found["base_probabilities"].argmax(axis=1) != found["alpha"].argmax(axis=1)).any()
+    np.testing.assert_array_equal(outputs["prediction"], outputs[source].argmax(axis=1))
+    assert (outputs["base_probabilities"].argmax(axis=1) != outputs["alpha"].argmax(axis=1)).any()
 
 
-def test_base_probabilities_are_the_bases_own_softmax(exported: Exported) -> None:
+def test_base_probabilities_are_the_softmax_of_the_base(exported: Exported) -> None:
     extractor = exported.graph.extractor
     with torch.inference_mode():
         logits = extractor.tapped.base(extractor.normalise(torch.from_numpy(exported.images)))
         prediction, probabilities = BaseGraph(extractor)(torch.from_numpy(exported.images))
-    found = GraphRunner(exported.data)(exported.images)
-    np.testing.assert_allclose(found["base_probabilities"], logits.softmax(dim=1), rtol=1e-4, atol=1e-6)
+    outputs = GraphRunner(exported.data)(exported.images)
+    np.testing.assert_allclose(outputs["base_probabilities"], logits.softmax(dim=1), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(probabilities, logits.softmax(dim=1), rtol=1e-6)
     np.testing.assert_array_equal(prediction, logits.argmax(dim=1))
 
 
-def test_a_row_does_not_depend_on_its_neighbours(exported: Exported) -> None:
+def test_outputs_of_an_image_do_not_depend_on_the_rest_of_the_batch(exported: Exported) -> None:
     runner = GraphRunner(exported.data)
     together = runner(exported.images[:6])
     alone = [runner(exported.images[row : row + 1]) for row in range(6)]
@@ -144,7 +143,7 @@ def test_a_row_does_not_depend_on_its_neighbours(exported: Exported) -> None:
         np.testing.assert_allclose(stacked, together[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_no_notes_of_the_exporter_are_left_in_the_file(exported: Exported) -> None:
+def test_the_file_contains_no_notes_of_the_exporter(exported: Exported) -> None:
     model = onnx.load_from_string(exported.data)
     onnx.checker.check_model(model)
     assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}
@@ -159,20 +158,20 @@ Tamper = Callable[[Any], None]
 
 
 def change_a_weight(model: Any) -> None:
-    """Move the bias of the meta-model's last layer, all classes alike: no prediction changes."""
+    """Add a constant to the bias of the meta-model's last layer, which changes no prediction."""
     for tensor in model.graph.initializer:
         if tensor.name.endswith("combine.bias"):
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + np.float32(0.01), tensor.name))
             return
-    raise AssertionError("the bias is gone")
+    raise AssertionError("the graph has no such bias")
 
 
 def output_of(model: Any, name: str) -> tuple[Any, int]:
-    """The node that makes an output, and which of its outputs that is."""
+    """The node that computes an output, and the index among the node's outputs."""
     for node in model.graph.node:
         if name in node.output:
             return node, list(node.output).index(name)
-    raise AssertionError(f"no node makes {name}")
+    raise AssertionError(f"no node computes {name}")
 
 
 def swap(first: str, second: str) -> Tamper:
@@ -191,8 +190,8 @@ def rename_an_output(model: Any) -> None:
             output.name = "enthalpy"
 
 
-def put_behind(name: str, operator: str, *inputs: Any) -> Tamper:
-    """Pass an output through one more operator."""
+def append_operator(name: str, operator: str, *inputs: Any) -> Tamper:
+    """Apply one more operator to an output."""
 
     def tamper(model: Any) -> None:
         node, index = output_of(model, name)
@@ -207,27 +206,27 @@ def put_behind(name: str, operator: str, *inputs: Any) -> Tamper:
 
 
 @pytest.mark.parametrize(
-    ("tamper", "says"),
+    ("tamper", "message"),
     [
         (change_a_weight, "log α by"),
         (swap("entropy", "mutual_information"), "entropy|mutual_information"),
-        (put_behind("expected_entropy", "Mul", np.float32(1.01)), "expected_entropy"),
-        (put_behind("precision", "Log"), "precision"),
-        (put_behind("mutual_information", "Mul", np.float32("nan")), "mutual_information by inf"),
-        (put_behind("alpha", "Neg"), "log α by inf"),
-        (put_behind("prediction", "Sub", np.int64(1)), "40 of 40 predictions"),
-        (rename_an_output, "lacks the output entropy"),
+        (append_operator("expected_entropy", "Mul", np.float32(1.01)), "expected_entropy"),
+        (append_operator("precision", "Log"), "precision"),
+        (append_operator("mutual_information", "Mul", np.float32("nan")), "mutual_information by inf"),
+        (append_operator("alpha", "Neg"), "log α by inf"),
+        (append_operator("prediction", "Sub", np.int64(1)), "40 of 40 predictions"),
+        (rename_an_output, "has no output entropy"),
     ],
     ids=["weight", "swapped", "scaled", "logarithm", "NaN", "negative α", "classes", "renamed"],
 )
-def test_a_graph_that_was_tampered_with_is_refused(tamper: Tamper, says: str, exported: Exported) -> None:
+def test_a_graph_that_differs_from_torch_is_refused(tamper: Tamper, message: str, exported: Exported) -> None:
     model = onnx.load_from_string(exported.data)
     tamper(model)
-    with pytest.raises(ExportError, match=says):
+    with pytest.raises(ExportError, match=message):
         compare(exported.graph, GraphRunner(model.SerializeToString()), exported.images)
 
 
-def test_the_untouched_graph_passes_the_same_comparison(exported: Exported) -> None:
+def test_an_unchanged_graph_passes_the_comparison(exported: Exported) -> None:
     again = onnx.load_from_string(exported.data).SerializeToString()
     assert compare(exported.graph, GraphRunner(again), exported.images) == exported.differences
 
@@ -240,7 +239,7 @@ class CannotBeExported(nn.Module):
         return inner.mean((1, 2, 3))
 
 
-def test_a_model_that_torch_cannot_export_is_one_sentence() -> None:
+def test_the_error_for_a_model_that_torch_cannot_export_is_one_sentence() -> None:
     with pytest.raises(ExportError, match="PyTorch cannot export this model: ") as caught:
         to_onnx(CannotBeExported(), np.zeros((2, 4, 4, 3), np.uint8), ["value"])
     assert "\n" not in str(caught.value)

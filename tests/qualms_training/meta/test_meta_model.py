@@ -1,6 +1,6 @@
-"""Meta-models have the published structure and size, or the pooled one, and equal seeds start them alike."""
+"""Meta-models have the published or the pooled structure and size, and equal seeds give equal weights."""
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from qualms_training.errors import RecipeError
-from qualms_training.meta.meta_model import MetaModel, PairMax, PooledMeta, PublishedMeta, Reduce, Scale, SoftClamp
+from qualms_training.meta.extractor import Reduce
+from qualms_training.meta.meta_model import MetaModel, PairMax, PooledMeta, PublishedMeta, Scale, SoftClamp
 
 LENET = ([(6, 14, 14), (16, 5, 5)], 10, ["120-84-10", "120-84-10"])
 VGG16 = (
@@ -44,7 +45,7 @@ def count(model: nn.Module) -> int:
     [(LENET, 211_598, 4_454), (VGG16, 190_350_384, 159_728), (WRN, 358_037_416, 197_608)],
     ids=["lenet", "vgg16", "wrn16-4"],
 )
-def test_sizes_are_the_published_ones_and_pooling_removes_most(
+def test_parameter_counts_are_the_published_ones_and_pooling_removes_most(
     spec: tuple[list[tuple[int, ...]], int, list[str]], published: int, pooled: int
 ) -> None:
     shapes, classes, branches = spec
@@ -54,7 +55,7 @@ def test_sizes_are_the_published_ones_and_pooling_removes_most(
         assert count(small) == pooled
 
 
-def test_published_form_is_relu_after_every_layer_then_one_linear() -> None:
+def test_published_form_has_a_relu_after_every_layer_and_one_linear_layer_on_top() -> None:
     meta = PublishedMeta([(4,), (2, 1, 2)], 3, ["P-5-3", "3"])
     first, second = torch.randn(6, 4), torch.randn(6, 2, 1, 2)
     weights = dict(meta.named_parameters())
@@ -65,23 +66,23 @@ def test_published_form_is_relu_after_every_layer_then_one_linear() -> None:
     paired = torch.maximum(first[:, ::2], first[:, 1::2])
     one = torch.relu(linear("branches.0.3", torch.relu(linear("branches.0.1", paired))))
     two = torch.relu(linear("branches.1.0", second.reshape(6, 4)))
-    wanted = SoftClamp()(linear("combine", torch.cat([one, two], dim=1)))
-    torch.testing.assert_close(meta([first, second]), wanted)
+    expected = SoftClamp()(linear("combine", torch.cat([one, two], dim=1)))
+    torch.testing.assert_close(meta([first, second]), expected)
 
 
 @pytest.mark.parametrize(
     ("branches", "sentence"),
     [
-        (["120-84-10"], "The meta-model has 1 branches for 2 taps; it takes one branch a tap"),
+        (["120-84-10"], "The meta-model has 1 branches for 2 taps; it takes one branch per tap"),
         (["120-Q-10", "10"], "Branch '120-Q-10' has the token 'Q'; accepted are numbers of units and P"),
         (["120--10", "10"], "Branch '120--10' has the token ''"),
         (["0-10", "10"], "Branch '0-10' has the token '0'"),
-        (["P-P-P-10", "10"], "Branch 'P-P-P-10' pairs 147 units; P takes an even number of them"),
+        (["P-P-P-10", "10"], "Branch 'P-P-P-10' applies P to 147 units; P needs an even number of units"),
         (["120-84", "10"], "Branch '120-84' must end in 10, the number of classes"),
         (["20-P", "10"], "Branch '20-P' must end in 10"),
     ],
 )
-def test_a_branch_that_cannot_be_built_is_named(branches: list[str], sentence: str) -> None:
+def test_the_error_for_an_invalid_branch_names_it(branches: list[str], sentence: str) -> None:
     with pytest.raises(RecipeError, match=sentence):
         PublishedMeta([(1176 // 2,), (400,)], 10, branches)
 
@@ -101,7 +102,7 @@ def test_pooled_form_refuses_no_taps_and_empty_layers() -> None:
     ],
     ids=["published", "pooled"],
 )
-def test_equal_seeds_give_equal_weights_and_leave_other_draws_alone(make: Any) -> None:
+def test_equal_seeds_give_equal_weights_and_leave_the_global_generator_unchanged(make: Any) -> None:
     torch.manual_seed(7)
     untouched = torch.rand(1)
     torch.manual_seed(7)
@@ -113,11 +114,11 @@ def test_equal_seeds_give_equal_weights_and_leave_other_draws_alone(make: Any) -
     assert one([torch.zeros(5, 8), torch.zeros(5, 6)]).shape == (5, 3)
 
 
-def test_pairs_are_adjacent_units() -> None:
+def test_pair_max_takes_adjacent_units() -> None:
     assert PairMax()(torch.tensor([[1.0, 5.0, -3.0, -4.0]])).tolist() == [[5.0, -3.0]]
 
 
-def test_soft_clamp_keeps_the_range_and_the_middle() -> None:
+def test_soft_clamp_limits_the_range_and_keeps_its_middle() -> None:
     z = torch.tensor([-1e9, -10.0, 0.0, 1.0, 2.0, 12.0, 1e9], dtype=torch.float64)
     clamped = SoftClamp()(z)
     assert clamped[0] == -10
@@ -132,7 +133,7 @@ def test_meta_models_stay_finite_far_from_the_data() -> None:
     assert ((z >= -10) & (z <= 12)).all()
 
 
-def test_a_tap_is_divided_by_the_mean_of_its_spreads_and_nothing_is_subtracted() -> None:
+def test_a_tap_is_divided_by_its_mean_standard_deviation_and_not_centred() -> None:
     rng = np.random.default_rng(0)
     features = (rng.normal(size=(10_000, 3)) * [0.1, 2.0, 0.0] + 300).astype(np.float32)
     module = Scale()
@@ -142,7 +143,7 @@ def test_a_tap_is_divided_by_the_mean_of_its_spreads_and_nothing_is_subtracted()
     np.testing.assert_allclose(module(torch.from_numpy(features)).numpy(), features / expected, rtol=1e-5)
 
 
-def test_half_precision_features_are_scaled_tap_by_tap_and_a_constant_tap_is_left_alone() -> None:
+def test_each_half_precision_tap_has_its_own_scale_and_a_constant_tap_is_unchanged() -> None:
     meta = PooledMeta([(4,), (2,)], 3, [])
     taps = [torch.full((5000, 4), 60000.0).half(), torch.randn(5000, 2).half()]
     meta.fit_scales(taps)
@@ -151,75 +152,6 @@ def test_half_precision_features_are_scaled_tap_by_tap_and_a_constant_tap_is_lef
     torch.testing.assert_close(state["scales.1.spread"], taps[1].float().std(0, correction=0).mean())
 
 
-@pytest.mark.parametrize("grid", [1, 2, 3, 4])
-@pytest.mark.parametrize("size", [(8, 8), (7, 5), (3, 2)])
-def test_pooling_agrees_with_numpy_on_every_cell(grid: int, size: tuple[int, int]) -> None:
-    feature = torch.randn(2, 3, *size) + 100
-    array = feature.double().numpy()
-    steps = [-(-side // grid) for side in size]
-    cells = [
-        array[:, :, top : top + steps[0], left : left + steps[1]]
-        for top in range(0, size[0], steps[0])
-        for left in range(0, size[1], steps[1])
-    ]
-    wanted = [
-        np.stack([measure(cell, axis=(2, 3)) for cell in cells], axis=2).reshape(2, -1)
-        for measure in (np.mean, np.max, np.std)
-    ]
-    reduce = Reduce("pool", grid, ("mean", "max", "std"))
-    reduced = reduce(feature)
-    np.testing.assert_allclose(reduced.numpy(), np.concatenate(wanted, axis=1), rtol=1e-5, atol=2e-3)
-    assert reduced.shape[1:] == reduce.output_shape((3, *size))
-
-
-@pytest.mark.parametrize("kind", ["flatten", "pool"])
-@pytest.mark.parametrize("shape", [(5,), (5, 1, 1)])
-def test_a_tap_without_space_keeps_its_units(kind: Any, shape: tuple[int, ...]) -> None:
-    feature = torch.randn(2, *shape)
-    reduce = Reduce(kind, grid=2)
-    assert torch.equal(reduce(feature), feature.reshape(2, 5))
-    assert reduce.output_shape(shape) == (5,)
-
-
-def test_flatten_keeps_every_unit_in_order() -> None:
-    feature = torch.randn(2, 3, 4, 5)
-    assert torch.equal(Reduce("flatten")(feature), feature.reshape(2, 60))
-    assert Reduce("flatten").output_shape((3, 4, 5)) == (60,)
-
-
-def test_keys_tell_reductions_apart() -> None:
-    reductions = [Reduce("flatten"), Reduce(), Reduce(grid=2), Reduce(statistics=("mean",))]
-    assert [reduce.key for reduce in reductions] == [
-        "flatten",
-        "pool-1-mean-max",
-        "pool-2-mean-max",
-        "pool-1-mean",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"kind": "sum"}, "Reduction 'sum' is not known; accepted are 'flatten' and 'pool'"),
-        ({"grid": 0}, "A pooling grid of 0 was asked for; accepted is 1 or more"),
-        (
-            {"statistics": ["mode"]},
-            r"Pooling statistics \['mode'\] were asked for; accepted are one or more of",
-        ),
-        ({"statistics": []}, r"Pooling statistics \[\] were asked for"),
-        ({"statistics": ["max", "max"]}, r"\['max', 'max'\] were asked for; .* each once"),
-    ],
-)
-def test_an_impossible_reduction_is_refused(arguments: dict[str, object], sentence: str) -> None:
-    with pytest.raises(RecipeError, match=sentence):
-        Reduce(**cast(Any, arguments))
-
-
-def test_tokens_cannot_be_pooled() -> None:
-    with pytest.raises(RecipeError, match=r"A tap of shape \(197, 768\) cannot be pooled; accepted are"):
-        Reduce("pool").output_shape((197, 768))
-
-
-def test_the_base_class_is_only_a_contract() -> None:
+def test_the_base_class_has_no_forward_pass() -> None:
     with pytest.raises(NotImplementedError):
         MetaModel()([torch.zeros(1, 1)])

@@ -1,1 +1,1 @@
-"""Benchmarks: ratios measured in one run, never asserted by a test."""
+"""Benchmarks of training and of the exported graph."""

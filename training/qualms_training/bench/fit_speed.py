@@ -1,4 +1,4 @@
-"""What the feature cache is worth: meta-training on cached features against running the base in every epoch."""
+"""Speed-up by the feature cache: meta-training on cached features against running the base in every epoch."""
 
 import resource
 import tempfile
@@ -15,17 +15,16 @@ from torch import Tensor
 from qualms_training.bench.networks import CLASSES, random_images, random_parts
 from qualms_training.console import Display
 from qualms_training.fitting.feature_cache import cached_features
-from qualms_training.fitting.loop import Hooks, Schedule, run
-from qualms_training.fitting.optimizers import make_optimizer
+from qualms_training.fitting.loop import Hooks, Schedule, make_optimizer, run
 from qualms_training.meta.dirichlet import negative_elbo
+from qualms_training.models import count_parameters
 from qualms_training.recipe import load_recipe
-from qualms_training.reporting.provenance import parameters
 
 Batch = Callable[[NDArray[np.int64]], list[Tensor]]
 
 
 def bench_fit(recipe_name: str, images: int, epochs: int, display: Display | None = None) -> float:
-    """Print both times, their ratio, the cache's size and the peak memory; the ratio, filling included."""
+    """Print both times, their ratio, the cache's size and the peak memory; return the ratio, filling included."""
     display = display or Display()
     recipe, device = load_recipe(recipe_name), torch.device("cpu")
     section = recipe.meta.model_copy(update={"epochs": epochs})
@@ -58,17 +57,17 @@ def bench_fit(recipe_name: str, images: int, epochs: int, display: Display | Non
             features = cached_features(extractor, pixels, folder / "cache", device, progress=advance)
         filling = time.perf_counter() - start
         cached = train(lambda indices: features.batch(indices, device), folder, "cached")
-        every = train(through_base, folder, "base every epoch")
+        uncached = train(through_base, folder, "base every epoch")
         size = features.bytes
 
     table = Table(title=f"{recipe.name}: {images:,} images, {epochs} epochs", title_justify="left", show_header=False)
-    table.add_row("meta-model", f"{parameters(meta):,} parameters ({recipe.meta.form})")
-    table.add_row("base run in every epoch", f"{every:.1f} s")
+    table.add_row("meta-model", f"{count_parameters(meta):,} parameters ({recipe.meta.form})")
+    table.add_row("base run in every epoch", f"{uncached:.1f} s")
     table.add_row("cache filled once", f"{filling:.1f} s")
     table.add_row("epochs on the cache", f"{cached:.1f} s")
-    table.add_row("faster, filling included", f"{every / (filling + cached):.1f} ×")
-    table.add_row("faster, epochs alone", f"{every / cached:.1f} ×")
-    table.add_row("cache on disk", f"{size / 1e6:.1f} MB ({size / images / 1e3:.1f} kB an image)")
+    table.add_row("faster, filling included", f"{uncached / (filling + cached):.1f} ×")
+    table.add_row("faster, epochs alone", f"{uncached / cached:.1f} ×")
+    table.add_row("cache on disk", f"{size / 1e6:.1f} MB ({size / images / 1e3:.1f} kB per image)")
     table.add_row("peak memory", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:,.0f} MB")
     display.console.print(table)
-    return every / (filling + cached)
+    return uncached / (filling + cached)

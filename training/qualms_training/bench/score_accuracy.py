@@ -1,20 +1,17 @@
-"""How exact the exported scores are: against arithmetic of sixty digits over the whole range of α."""
+"""Accuracy of the exported scores against arithmetic with sixty digits, over the whole range of α."""
 
-import logging
-import warnings
 from collections.abc import Iterator
 
 import mpmath
 import numpy as np
-import onnxruntime
-import torch
 from numpy.typing import NDArray
 from rich.table import Table
 from torch import Tensor, nn
 
+from qualms.bundle.runtime import INPUT, GraphRunner
 from qualms_training.console import Display
 from qualms_training.meta.dirichlet import DirichletScores, scores
-from qualms_training.meta.export import OPSET
+from qualms_training.meta.export import to_onnx
 
 CLASS_COUNTS = (2, 3, 10, 100, 1000)
 LOWEST, HIGHEST = 1e-6, 1e6
@@ -27,26 +24,12 @@ class _Scores(nn.Module):
 
 
 def scores_model(classes: int) -> bytes:
-    """The scores alone as ONNX: input z (N, K) float32, outputs as in a bundle."""
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            _Scores().eval(),
-            (torch.zeros(2, classes),),
-            dynamo=True,
-            verbose=False,
-            opset_version=OPSET,
-            input_names=["z"],
-            output_names=list(DirichletScores._fields),
-            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-        )
-    assert program is not None
-    return bytes(program.model_proto.SerializeToString())
+    """The scores alone as ONNX: input z = log α (N, K) float32, outputs as in a bundle."""
+    return to_onnx(_Scores(), np.zeros((2, classes), np.float32), DirichletScores._fields)
 
 
 def bench_scores(display: Display | None = None) -> dict[str, float]:
-    """Print the largest error of each score for each K; the largest of all by score."""
+    """Print the largest error of each score for each K; return the largest over all K by score."""
     display = display or Display()
     errors = {classes: _largest_errors(classes, display) for classes in CLASS_COUNTS}
     table = Table(
@@ -58,11 +41,11 @@ def bench_scores(display: Display | None = None) -> dict[str, float]:
     for name in SCORES:
         table.add_row(name, *(f"{errors[classes][name]:.1e}" for classes in CLASS_COUNTS))
     display.console.print(table)
-    return {name: max(found[name] for found in errors.values()) for name in SCORES}
+    return {name: max(by_score[name] for by_score in errors.values()) for name in SCORES}
 
 
 def exact_scores(log_alpha: NDArray[np.float32]) -> dict[str, mpmath.mpf]:
-    """The textbook formulas for one z (K,), in mpmath."""
+    """The textbook formulas for one z (K,), in mpmath with sixty digits."""
     with mpmath.workdps(60):
         alpha = [mpmath.exp(mpmath.mpf(float(z))) for z in log_alpha]
         total, classes = mpmath.fsum(alpha), len(alpha)
@@ -91,7 +74,7 @@ def exact_scores(log_alpha: NDArray[np.float32]) -> dict[str, mpmath.mpf]:
 
 
 def patterns(classes: int) -> Iterator[NDArray[np.float32]]:
-    """z (K,) that probe the range: flat, one class far above or below, evenly spread and random."""
+    """Values of z (K,) across the range: flat, one class far above or below, evenly spread, and random."""
     low, high = np.log(LOWEST), np.log(HIGHEST)
     for level in np.linspace(low, high, 9):
         yield np.full(classes, level, np.float32)
@@ -106,13 +89,13 @@ def patterns(classes: int) -> Iterator[NDArray[np.float32]]:
 
 def _largest_errors(classes: int, display: Display) -> dict[str, float]:
     cases = np.stack(list(patterns(classes)))
-    session = onnxruntime.InferenceSession(scores_model(classes), providers=["CPUExecutionProvider"])
-    found = dict(zip(DirichletScores._fields, session.run(None, {"z": cases}), strict=True))
+    session = GraphRunner(scores_model(classes)).session
+    outputs = dict(zip(DirichletScores._fields, session.run(None, {INPUT: cases}), strict=True))
     largest = dict.fromkeys(SCORES, 0.0)
     with display.bar(f"K = {classes}", len(cases)) as advance:
         for row, z in enumerate(cases):
             for name, exact in exact_scores(z).items():
-                error = abs(mpmath.mpf(float(found[name][row])) - exact) / max(1, abs(exact))
+                error = abs(mpmath.mpf(float(outputs[name][row])) - exact) / max(1, abs(exact))
                 largest[name] = max(largest[name], float(error))
             advance(1)
     return largest

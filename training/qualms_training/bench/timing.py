@@ -1,4 +1,4 @@
-"""Time several things fairly on a noisy machine: in turns within one run, compared by their medians."""
+"""Compare the times of several actions on a noisy machine: interleaved in one run, by their medians."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def medians(actions: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 3) -> dict[str, float]:
-    """Median seconds of each action over `repeats` rounds in which all take their turn."""
+    """Median seconds of each action over `repeats` rounds, each of which runs all actions once."""
     for action in actions.values():
         for _ in range(warm_up):
             action()

@@ -1,4 +1,4 @@
-"""Train a base classifier on images held in memory, with checkpoints that resume exactly."""
+"""Train a base classifier on images in memory, with checkpoints that resume exactly."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from qualms_training.fitting.loop import Hooks, Progress, Schedule, run
-from qualms_training.fitting.optimizers import make_optimizer
-from qualms_training.meta.normalise import Normalise
+from qualms_training.fitting.loop import Hooks, Progress, Schedule, make_optimizer, run
+from qualms_training.meta.extractor import Normalise
 from qualms_training.recipe import BaseSection
 
 _PAD = 4
@@ -34,7 +33,7 @@ def train_base(
 ) -> Progress:
     """Train `model` in place on images (N, H, W, C) and labels (N,).
 
-    `criterion` takes the model's outputs (N, K) and labels (N,) to the mean loss.
+    `criterion` maps the model's outputs (N, K) and labels (N,) to the mean loss.
     """
     model.to(device)
     normalise.to(device)
@@ -53,7 +52,7 @@ def train_base(
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator) -> Tensor:
-    """A random crop after padding by 4 and a random mirror image for each of (N, H, W, C)."""
+    """Pad each image of (N, H, W, C) by 4 pixels, crop it to its size at random, and mirror half of the images."""
     n, height, width, _ = images.shape
     padded = F.pad(images, (0, 0, _PAD, _PAD, _PAD, _PAD))
     top = torch.randint(0, 2 * _PAD + 1, (n, 1), generator=generator)

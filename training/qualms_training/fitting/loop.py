@@ -1,8 +1,8 @@
-"""One training loop for base and meta-models that resumes exactly where it was cut off.
+"""The training loop of base and meta-models, which resumes exactly from a checkpoint.
 
-Nothing random is carried from step to step: the order of the data is a function of (seed, epoch) and every
-other draw of (seed, step). So a checkpoint needs weights, optimiser and counters only, and a run that was
-killed anywhere continues to the same weights as one that was not.
+No random state is carried from step to step: the order of the data is a function of (seed, epoch), and every other
+draw is a function of (seed, step). So a checkpoint needs only weights, optimiser state and counters, and a run that was
+interrupted anywhere ends with the same weights as one that was not.
 """
 
 from collections.abc import Callable
@@ -14,22 +14,24 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
 from qualms_training.errors import ModelError
 from qualms_training.files import save_torch
+from qualms_training.recipe import Optimisation
 
 CHECKPOINT_STEPS = 500
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast: `rate(step)` is the learning rate of a global step."""
+    """The number of steps, their data and their learning rates."""
 
     examples: int
     batch: int
     epochs: int
     rate: Callable[[int], float]
+    """learning rate of a global step"""
     seed: int
     clip_norm: float | None = None
 
@@ -44,7 +46,7 @@ class Schedule:
         return self.steps_per_epoch * self.epochs
 
     def indices(self, step: int) -> NDArray[np.int64]:
-        """Which examples the batch of a global step holds."""
+        """Indices of the examples in the batch of a global step."""
         epoch, within = divmod(step, self.steps_per_epoch)
         order = _order(self.seed, epoch, self.examples)
         return order[within * self.batch : (within + 1) * self.batch]
@@ -57,11 +59,11 @@ def _order(seed: int, epoch: int, examples: int) -> NDArray[np.int64]:
 
 @dataclass
 class Progress:
-    """What a run has reached; `best` is the model state with the highest value so far."""
+    """Counters and results of a run; `best` is the model state with the highest value so far."""
 
     step: int = 0
     losses: list[float] = field(default_factory=list)
-    """of the steps of the epoch that is under way"""
+    """of the steps of the current epoch"""
     history: list[dict[str, float]] = field(default_factory=list)
     best_value: float = float("-inf")
     best_epoch: int | None = None
@@ -70,19 +72,32 @@ class Progress:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the caller does along the way; every one of them may be missing."""
+    """Optional callbacks of a run, and early stopping."""
 
     select: Callable[[nn.Module], float] | None = None
-    """value of the model after an epoch; the best epoch's weights are kept (strictly better only)"""
+    """value of the model after an epoch; training ends with the weights of the best epoch, the first of equal ones"""
     patience: int | None = None
-    """after how many epochs without a better one training ends"""
+    """number of epochs without a better value after which training ends"""
     on_step: Callable[[int, float], None] | None = None
     on_epoch: Callable[[dict[str, float]], None] | None = None
 
 
+def make_optimizer(model: nn.Module, section: Optimisation) -> optim.Optimizer:
+    """The recipe's optimiser for all weights of `model`; `run` sets the learning rate of every step."""
+    if section.optimizer == "adam":
+        return optim.Adam(model.parameters(), lr=section.lr, weight_decay=section.weight_decay)
+    return optim.SGD(
+        model.parameters(),
+        lr=section.lr,
+        momentum=section.momentum,
+        nesterov=section.nesterov,
+        weight_decay=section.weight_decay,
+    )
+
+
 def run(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: optim.Optimizer,
     loss: Callable[[NDArray[np.int64], torch.Generator], Tensor],
     schedule: Schedule,
     checkpoint: Path,
@@ -90,7 +105,7 @@ def run(
     hooks: Hooks | None = None,
     checkpoint_steps: int = CHECKPOINT_STEPS,
 ) -> Progress:
-    """Train to the end, from `checkpoint` if it belongs to the same run, and leave the best weights in `model`.
+    """Train `model` in place, from `checkpoint` if its fingerprint matches, and end with the best weights.
 
     `loss(indices, generator)` computes the mean loss of the examples at `indices`.
     """
@@ -115,7 +130,7 @@ def run(
 
 def _step(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: optim.Optimizer,
     loss: Callable[[NDArray[np.int64], torch.Generator], Tensor],
     schedule: Schedule,
     step: int,
@@ -123,12 +138,12 @@ def _step(
     model.train()
     for group in optimizer.param_groups:
         group["lr"] = schedule.rate(step)
-    # Dropout draws from the global generator, augmentation from its own: both are functions of the step.
+    # Dropout uses the global generator, augmentation its own; both are seeded by the step.
     torch.manual_seed(_mix(schedule.seed, step))
     generator = torch.Generator().manual_seed(_mix(schedule.seed + 1, step))
     value = loss(schedule.indices(step), generator)
     if not torch.isfinite(value):
-        raise ModelError(f"The loss became {float(value.detach())} at step {step}; lower the learning rate.")
+        raise ModelError(f"The loss is {float(value.detach())} at step {step}; lower the learning rate.")
     optimizer.zero_grad(set_to_none=True)
     value.backward()  # type: ignore[no-untyped-call]
     if schedule.clip_norm is not None:
@@ -139,9 +154,9 @@ def _step(
 
 def _finish_epoch(model: nn.Module, hooks: Hooks, schedule: Schedule, progress: Progress) -> None:
     epoch = progress.step // schedule.steps_per_epoch
-    # The last step of an epoch has no loss after it that would give broken weights away.
+    # Weights that the last step of an epoch made non-finite have not been used in a loss yet.
     if not all(bool(torch.isfinite(value).all()) for value in model.state_dict().values()):
-        raise ModelError(f"The weights are no longer finite after epoch {epoch}; lower the learning rate.")
+        raise ModelError(f"The weights are not finite after epoch {epoch}; lower the learning rate.")
     row = {"epoch": float(epoch), "loss": float(np.mean(progress.losses))}
     progress.losses = []
     if hooks.select:
@@ -157,13 +172,13 @@ def _finish_epoch(model: nn.Module, hooks: Hooks, schedule: Schedule, progress: 
 
 
 def _out_of_patience(hooks: Hooks, progress: Progress) -> bool:
-    """Known from what a checkpoint holds, so that a resumed run ends where the first one would have."""
+    """Computed from the contents of a checkpoint, so that a resumed run ends at the same epoch."""
     if hooks.patience is None or progress.best_epoch is None:
         return False
     return len(progress.history) - progress.best_epoch >= hooks.patience
 
 
-def _state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, fingerprint: str) -> dict[str, Any]:
+def _state(model: nn.Module, optimizer: optim.Optimizer, progress: Progress, fingerprint: str) -> dict[str, Any]:
     return {
         "fingerprint": fingerprint,
         "model": model.state_dict(),
@@ -172,7 +187,7 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progres
     }
 
 
-def _resume(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Path, fingerprint: str) -> Progress:
+def _resume(model: nn.Module, optimizer: optim.Optimizer, checkpoint: Path, fingerprint: str) -> Progress:
     state = _read(checkpoint)
     if state.get("fingerprint") != fingerprint:
         return Progress()
@@ -182,12 +197,12 @@ def _resume(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Path
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint holds: nothing if it is missing or damaged, since a fresh start ends at the same weights."""
+    """The contents of a checkpoint; empty if it is missing or damaged, since a new start ends with the same weights."""
     if not checkpoint.exists():
         return {}
     try:
         state = torch.load(checkpoint, weights_only=True, map_location="cpu")
-    except Exception:  # damaged bytes raise nearly anything
+    except Exception:  # damaged files raise exceptions of many types
         return {}
     return state if isinstance(state, dict) else {}
 

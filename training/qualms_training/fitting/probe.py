@@ -1,6 +1,6 @@
-"""What a network says about a few images, kept beside what was made with it.
+"""Outputs of a network for a few images, saved beside the files that were made with it.
 
-Weights alone do not tell one network from another: the code around them may be edited and leave them as they are.
+Weights alone do not identify a network, because its code can change while the weights stay the same.
 """
 
 from collections.abc import Sequence
@@ -8,38 +8,47 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from qualms.files import atomic_path
+from qualms_training.meta.extractor import Extractor
 
 IMAGES = 4
-"""shown to a network; the first ones of the data at hand"""
-_TOLERANCE = 1e-2  # of the largest value: more than devices and half precision differ by
+"""number of images in a probe: the first ones of the data"""
+_TOLERANCE = 1e-2  # relative to the largest value: above the differences between devices and those of half precision
 
 Outputs = Sequence[NDArray[Any]]
 
 
-def agree(found: Outputs, kept: Outputs) -> bool:
-    """Whether two networks say the same, up to rounding."""
-    return len(found) == len(kept) and all(_close(ours, theirs) for ours, theirs in zip(found, kept, strict=True))
+@torch.inference_mode()
+def outputs(extractor: Extractor, images: NDArray[np.uint8], device: torch.device) -> list[NDArray[np.float32]]:
+    """Logits and reduced taps of the first of `images` (N, H, W, C)."""
+    logits, taps = extractor.to(device).eval()(torch.from_numpy(images[:IMAGES]).to(device))
+    return [values.float().cpu().numpy() for values in (logits, *taps)]
+
+
+def agree(current: Outputs, saved: Outputs) -> bool:
+    """Whether two networks have the same outputs, up to rounding."""
+    return len(current) == len(saved) and all(_close(left, right) for left, right in zip(current, saved, strict=True))
 
 
 def save(path: Path, outputs: Outputs) -> None:
-    """Keep what a network says."""
+    """Write the outputs of a network to `path`."""
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         np.savez(file, *outputs)
 
 
-def agrees_with_kept(path: Path, found: Outputs) -> bool:
-    """Whether a network says what `path` holds; where nothing was kept, it is taken on trust."""
+def agrees_with_saved(path: Path, current: Outputs) -> bool:
+    """Whether the outputs agree with those saved at `path`; True if there is no such file."""
     if not path.exists():
         return True
-    with np.load(path, allow_pickle=False) as kept:
-        return agree(found, list(kept.values()))
+    with np.load(path, allow_pickle=False) as saved:
+        return agree(current, list(saved.values()))
 
 
-def _close(ours: NDArray[Any], theirs: NDArray[Any]) -> bool:
-    if ours.shape != theirs.shape:
+def _close(current: NDArray[Any], saved: NDArray[Any]) -> bool:
+    if current.shape != saved.shape:
         return False
-    kept = theirs.astype(np.float64)
-    return bool(np.abs(ours - kept).max() <= _TOLERANCE * np.abs(kept).max())
+    reference = saved.astype(np.float64)
+    return bool(np.abs(current - reference).max() <= _TOLERANCE * np.abs(reference).max())

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the rate as a function of the global step, so that resuming needs no state."""
+"""Learning-rate schedules: functions of the global step, so that resuming needs no state."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,9 +8,9 @@ ScheduleName = Literal["constant", "steps", "one-cycle", "cosine"]
 Rate = Callable[[int], float]
 
 _RISE = 0.3
-"""share of a one-cycle schedule in which the rate rises"""
+"""share of the steps of a one-cycle schedule in which the rate rises"""
 _FLOOR = 0.04
-"""where it rises from, as a share of the peak"""
+"""its first rate, as a share of the peak"""
 
 
 def rate(
@@ -22,7 +22,7 @@ def rate(
     milestones: Sequence[int] = (),
     factors: Sequence[float] = (),
 ) -> Rate:
-    """`steps` multiplies `peak` by the factor of the last milestone (in epochs) passed; the others are shapes."""
+    """The learning rate by global step; `steps` multiplies `peak` by the factor of the last milestone (an epoch) reached."""
     total = max(1, epochs * steps_per_epoch)
     rise = _RISE * total
 

@@ -1,8 +1,8 @@
-"""The Dirichlet maths: scores of Dir(α), KL divergence and the training objective.
+"""Scores of Dir(α), KL divergence and the training objective.
 
-One implementation serves training and the exported graph. All of it runs in float64 on the few (N, K) tensors,
-since float32 loses every digit of the mutual information once α_0 is large; the scores leave as float32.
-α is always given as z = log α, which is what the meta-model predicts and what keeps entropy free of log(0).
+Training and the exported graph use the same implementation. It computes in float64, because float32 loses all digits of
+the mutual information when α_0 is large; the scores are returned as float32. α is always given as z = log α: the
+meta-model predicts z, and with it the entropy needs no log(0).
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from qualms_training.meta.special_functions import digamma, gamma_terms, log_gam
 
 
 class DirichletScores(NamedTuple):
-    """Everything a bundle's graph says about Dir(α); fields are graph outputs of the same names."""
+    """Scores of Dir(α); the fields are graph outputs of the same names."""
 
     alpha: Tensor
     """(N, K)"""
@@ -27,7 +27,7 @@ class DirichletScores(NamedTuple):
     mutual_information: Tensor
     """(N,), epistemic: entropy − expected entropy"""
     differential_entropy: Tensor
-    """(N,), epistemic; not monotone in evidence where α falls below 1"""
+    """(N,), epistemic; not monotone in the evidence where α is below 1"""
     precision: Tensor
     """(N,), epistemic: α_0"""
     log_precision: Tensor
@@ -35,7 +35,7 @@ class DirichletScores(NamedTuple):
     expected_entropy: Tensor
     """(N,), aleatoric"""
     error_probability: Tensor
-    """(N,), total: 1 − max probability, without the cancellation"""
+    """(N,), total: 1 − max probability, computed without cancellation"""
 
 
 def scores(log_alpha: Tensor) -> DirichletScores:
@@ -47,7 +47,7 @@ def scores(log_alpha: Tensor) -> DirichletScores:
     log_total = total.log()
     p = alpha / total
 
-    # One evaluation of the gamma functions for α and α_0 together: half the nodes in the graph.
+    # One evaluation of the gamma functions for α and α_0 together halves the number of graph nodes.
     terms = gamma_terms(torch.cat([alpha, total], dim=-1))
     psi, psi_total = terms.digamma1[:, :-1], terms.digamma1[:, -1:]
     log_gamma1, log_gamma1_total = terms.log_gamma1[:, :-1], terms.log_gamma1[:, -1:]

@@ -1,4 +1,4 @@
-"""Export a graph to ONNX and believe it only after ONNX Runtime has agreed with PyTorch on real inputs."""
+"""Export a graph to ONNX and check that ONNX Runtime agrees with PyTorch on real inputs."""
 
 import logging
 import warnings
@@ -18,13 +18,17 @@ from qualms_training.meta.graph import BundleGraph
 OPSET = 20
 LOG_ALPHA_TOLERANCE = 1e-4
 OUTPUT_TOLERANCE = 1e-3
-"""of every other output, relative above 1 and absolute below it: more than log α may move any of them"""
+"""of every other output, relative above 1 and absolute below; larger than the changes that log α's tolerance causes"""
 
 
-def to_onnx(module: nn.Module, example: NDArray[np.uint8], outputs: Sequence[str]) -> bytes:
-    """An ONNX model of `module` with a dynamic batch; `example` is (N ≥ 2, H, W, C) uint8."""
+def to_onnx(module: nn.Module, example: NDArray[Any], outputs: Sequence[str]) -> bytes:
+    """An ONNX model of `module` with a dynamic batch size.
+
+    `example` (N ≥ 2, ...) fixes the type and shape of the only input, which is named INPUT so that GraphRunner accepts
+    the model; `outputs` are the names of the outputs.
+    """
     module = module.cpu().eval()
-    # The exporter speaks to its developers, through warnings and the log; users get our own errors.
+    # The exporter's warnings and log messages are meant for its developers.
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
@@ -54,7 +58,7 @@ def to_onnx(module: nn.Module, example: NDArray[np.uint8], outputs: Sequence[str
 
 
 def strip_debug_notes(model: Any) -> None:
-    """Drop the exporter's per-node notes: they hold stack traces with paths, and double a small file's size."""
+    """Drop the exporter's notes on each node: they contain stack traces with paths, and double the size of small files."""
     del model.metadata_props[:]
     model.graph.doc_string = ""
     del model.graph.metadata_props[:]
@@ -68,22 +72,22 @@ def strip_debug_notes(model: Any) -> None:
 
 
 def export_graph(graph: BundleGraph, images: NDArray[np.uint8]) -> tuple[bytes, dict[str, float]]:
-    """The checked ONNX bytes and how far they are from PyTorch on `images` (N ≥ 2, H, W, C)."""
+    """The checked ONNX file and its differences from PyTorch on `images` (N ≥ 2, H, W, C), by output."""
     data = to_onnx(graph, images[:2], graph.outputs)
     return data, compare(graph, GraphRunner(data), images)
 
 
 @torch.inference_mode()
 def compare(graph: BundleGraph, runner: GraphRunner, images: NDArray[np.uint8]) -> dict[str, float]:
-    """Largest differences between PyTorch and ONNX Runtime; ExportError if they are not the same model."""
+    """Largest differences between PyTorch and ONNX Runtime by output; ExportError if one exceeds its tolerance."""
     expected = graph.cpu().eval().named(torch.from_numpy(images))
-    found = runner(images)
-    if missing := [name for name in expected if name not in found]:
-        raise ExportError(f"The exported graph lacks the output {missing[0]}.")
-    differences = {name: _difference(found[name], value.numpy()) for name, value in expected.items()}
+    actual = runner(images)
+    if missing := [name for name in expected if name not in actual]:
+        raise ExportError(f"The exported graph has no output {missing[0]}.")
+    differences = {name: _difference(actual[name], value.numpy()) for name, value in expected.items()}
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_alpha = _difference(np.log(found["alpha"]), expected["alpha"].log().numpy(), scaled=False)
-    disagreements = int((found["prediction"] != expected["prediction"].numpy()).sum())
+        log_alpha = _difference(np.log(actual["alpha"]), expected["alpha"].log().numpy(), scaled=False)
+    disagreements = int((actual["prediction"] != expected["prediction"].numpy()).sum())
     if log_alpha > LOG_ALPHA_TOLERANCE or disagreements:
         raise ExportError(
             f"The exported graph differs from PyTorch: log α by {log_alpha:.1e} "
@@ -98,9 +102,9 @@ def compare(graph: BundleGraph, runner: GraphRunner, images: NDArray[np.uint8]) 
     return {"log_alpha": log_alpha, **differences}
 
 
-def _difference(found: NDArray[Any], expected: NDArray[Any], *, scaled: bool = True) -> float:
-    """Largest difference, over max(1, |expected|) if `scaled`; infinite where type, shape or finiteness differ."""
-    if found.dtype != expected.dtype or found.shape != expected.shape or not np.isfinite(found).all():
+def _difference(actual: NDArray[Any], expected: NDArray[Any], *, scaled: bool = True) -> float:
+    """Largest difference, over max(1, |expected|) if `scaled`; infinite if types or shapes differ or values are not finite."""
+    if actual.dtype != expected.dtype or actual.shape != expected.shape or not np.isfinite(actual).all():
         return float("inf")
     size = np.maximum(1.0, np.abs(expected)) if scaled else 1.0
-    return float(np.max(np.abs(found - expected) / size))
+    return float(np.max(np.abs(actual - expected) / size))

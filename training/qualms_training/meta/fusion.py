@@ -1,9 +1,9 @@
-"""One flag score out of several doubts: a weighted sum of their surprises, the weights learned on the fit split.
+"""One flag score from several uncertainty scores: a weighted sum of their surprisals.
 
-The doubts are made comparable by in-distribution images (`surprise.py`). The weights are chosen so that noisy copies
-of those images, and those of them that are misclassified, stand out: no stranger set is ever seen. They are found by ensemble
-selection with replacement (Caruana et al., ICML 2004), which adds the doubt that helps most, again and again, and so
-leaves out what only repeats the others.
+The surprisal of a score is relative to in-distribution images (`surprisal.py`), which makes scores comparable. The
+weights are learned on the fit split, so that noisy copies of its images, and the images that are misclassified, get a
+higher sum than the others; no OOD set is used. The method is ensemble selection with replacement (Caruana et al., ICML
+2004): it adds the score that improves the sum most, several times, and so leaves out scores that only repeat others.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,69 +19,68 @@ from qualms_training.meta.surprisal import Surprisal
 
 ROUNDS = 12
 ERRORS = "errors"
-LEAST_ERRORS = 10
-"""fewer wrong predictions than this say nothing about how errors stand out"""
+MIN_ERRORS = 10
+"""wrong predictions (and right ones) needed to count the separation of errors"""
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What weights are learned from: doubts (N, J) of known images, whether these are misclassified, and of noisy copies."""
+class FusionData:
+    """Uncertainty scores of the fit split, from which weights are learned."""
 
-    known: Array
+    clean: Array
+    """(N, J) scores of the images"""
     wrong: NDArray[np.bool_]
+    """(N,) whether the image is misclassified"""
     noisy: Mapping[str, Array]
-    """by kind of noise"""
+    """(M, J) scores of noisy copies, by kind of noise"""
 
-    def kinds(self) -> dict[str, tuple[Array, Array]]:
-        """Pairs that should be told apart, the unremarkable first, each (n, J)."""
-        found = {kind: (self.known, strange) for kind, strange in self.noisy.items()}
-        if LEAST_ERRORS <= self.wrong.sum() <= len(self.wrong) - LEAST_ERRORS:
-            found[ERRORS] = (self.known[~self.wrong], self.known[self.wrong])
-        return found
+    def pairs(self) -> dict[str, tuple[Array, Array]]:
+        """By kind of noise, and for errors: the negatives and the positives to separate, (n, J) each."""
+        pairs = {kind: (self.clean, noisy) for kind, noisy in self.noisy.items()}
+        if MIN_ERRORS <= self.wrong.sum() <= len(self.wrong) - MIN_ERRORS:
+            pairs[ERRORS] = (self.clean[~self.wrong], self.clean[self.wrong])
+        return pairs
 
 
 class Fusion(nn.Module):
-    """J doubts (N, J) to one (N,)."""
+    """J uncertainty scores (N, J) to one (N,)."""
 
     weights: Tensor
-    """(J,), not negative, of sum 1"""
+    """(J,), not negative, with sum 1"""
 
-    def __init__(self, doubts: int, images: int) -> None:
+    def __init__(self, scores: int, images: int) -> None:
         super().__init__()
-        self.surprise = Surprisal(doubts, images)
-        self.register_buffer("weights", torch.full((doubts,), 1 / doubts))
+        self.surprisal = Surprisal(scores, images)
+        self.register_buffer("weights", torch.full((scores,), 1 / scores))
 
-    def fit(self, shown: Shown) -> dict[str, float]:
-        """Learn from the fit split; the AUROC by kind that the weights reach there, in percent."""
-        self.surprise.fit(shown.known)
-        mapped = Shown(
-            self._surprises(shown.known),
-            shown.wrong,
-            {kind: self._surprises(found) for kind, found in shown.noisy.items()},
-        )
-        weights = select(mapped)
+    def fit(self, data: FusionData) -> dict[str, float]:
+        """Learn from the fit split; returns the AUROC by kind, in percent, that the weights reach there."""
+        self.surprisal.fit(data.clean)
+        noisy = {kind: self._surprisals(scores) for kind, scores in data.noisy.items()}
+        surprisals = FusionData(self._surprisals(data.clean), data.wrong, noisy)
+        weights = select(surprisals)
         self.weights.copy_(torch.from_numpy(weights))
-        return aurocs(mapped, weights)
+        return aurocs(surprisals, weights)
 
     @torch.inference_mode()
-    def _surprises(self, doubts: Array) -> Array:
-        return np.asarray(self.surprise(torch.from_numpy(doubts).float()).double().numpy())
+    def _surprisals(self, scores: Array) -> Array:
+        return np.asarray(self.surprisal(torch.from_numpy(scores).float()).double().numpy())
 
-    def forward(self, doubts: Tensor) -> Tensor:
-        """The weighted sum of surprises."""
-        surprises: Tensor = self.surprise(doubts)
-        return (surprises * self.weights).sum(dim=-1)
+    def forward(self, scores: Tensor) -> Tensor:
+        """The weighted sum of surprisals."""
+        surprisals: Tensor = self.surprisal(scores)
+        return (surprisals * self.weights).sum(dim=-1)
 
 
-def select(shown: Shown, rounds: int = ROUNDS) -> Array:
-    """Weights (J,) of the sum with the best merit that `rounds` additions reach; the smallest such sum."""
-    counts = np.zeros(shown.known.shape[1])
+def select(data: FusionData, rounds: int = ROUNDS) -> Array:
+    """Weights (J,) with the best merit among the sums of `rounds` additions; of equal ones, the shortest sum."""
+    counts = np.zeros(data.clean.shape[1])
     best, best_merit = counts, -np.inf
     for _ in range(rounds):
         trials = [counts + step for step in np.eye(len(counts))]
-        merits = [merit(aurocs(shown, trial).values()) for trial in trials]
+        merits = [merit(aurocs(data, trial).values()) for trial in trials]
         counts = trials[int(np.argmax(merits))]
         if max(merits) > best_merit:
             best, best_merit = counts, max(merits)
@@ -89,18 +88,20 @@ def select(shown: Shown, rounds: int = ROUNDS) -> Array:
 
 
 def merit(by_kind: Iterable[float]) -> float:
-    """What is wanted of a score, from its AUROC by kind: that it tells all apart, the hardest included."""
+    """Quality of a score from its AUROC by kind: the average of their mean and their minimum."""
     values = list(by_kind)
     return float(np.mean(values) + np.min(values)) / 2
 
 
-def aurocs(shown: Shown, weights: Array) -> dict[str, float]:
-    """How well the weighted sum tells each kind apart, in percent."""
-    return {kind: auroc(usual @ weights, odd @ weights) for kind, (usual, odd) in shown.kinds().items()}
+def aurocs(data: FusionData, weights: Array) -> dict[str, float]:
+    """AUROC of the weighted sum by kind, in percent."""
+    return {
+        kind: auroc(negatives @ weights, positives @ weights) for kind, (negatives, positives) in data.pairs().items()
+    }
 
 
 def auroc(negatives: Array, positives: Array) -> float:
-    """In percent; by ranks, a tenth of the time that a whole curve takes."""
+    """AUROC in percent, from ranks, which takes a tenth of the time of a whole ROC curve."""
     ranks = rankdata(np.concatenate([negatives, positives]))
     n, m = len(negatives), len(positives)
     return 100 * float((ranks[n:].sum() - m * (m + 1) / 2) / (n * m))

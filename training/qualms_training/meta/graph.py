@@ -1,22 +1,23 @@
-"""The bundle's whole graph as one module: pixels in; class, α and every score out."""
+"""The bundle's whole graph as one module, from pixels to class, α and every score."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from qualms.bundle.manifest import Predictor
 from qualms.bundle.scores import FEATURE_SCORES
-from qualms_training.fitting.feature_cache import Extractor
 from qualms_training.meta.dirichlet import scores
+from qualms_training.meta.extractor import Extractor
 from qualms_training.meta.ood_scores import OodScores
 
 
 class GraphOutputs(NamedTuple):
-    """What every bundle puts out, in the order and by the names of the ONNX file."""
+    """The outputs of every bundle, in the order and with the names of the ONNX file."""
 
     prediction: Tensor
     """(N,) int64"""
     base_probabilities: Tensor
-    """(N, K) softmax of the frozen base"""
+    """(N, K), softmax of the frozen base"""
     probabilities: Tensor
     alpha: Tensor
     entropy: Tensor
@@ -30,47 +31,47 @@ class GraphOutputs(NamedTuple):
 
 
 class BundleGraph(nn.Module):
-    """Frozen base, taps, meta-model, Dirichlet scores and, with a doubter, distance and fused score; export this."""
+    """Frozen base, taps, meta-model, Dirichlet scores and, with `ood_scores`, distance and fused score: the exported module."""
 
     def __init__(
         self,
         extractor: Extractor,
         meta: nn.Module,
-        prediction: Literal["base", "meta"] = "base",
-        doubter: OodScores | None = None,
+        prediction: Predictor = "base",
+        ood_scores: OodScores | None = None,
     ) -> None:
         super().__init__()
         self.extractor = extractor
-        self.meta_model = meta  # `meta` is taken: torch.export keeps its own attribute of that name
+        self.meta_model = meta  # torch.export uses the attribute name `meta` itself
         self.predicts_by = prediction
-        self.doubter = doubter
+        self.ood_scores = ood_scores
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What `forward` returns, by name."""
-        return GraphOutputs._fields + (() if self.doubter is None else FEATURE_SCORES)
+        """The names of the outputs of `forward`."""
+        return GraphOutputs._fields + (() if self.ood_scores is None else FEATURE_SCORES)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """uint8 (N, H, W, C) to all outputs."""
         logits, taps = self.extractor(image)
-        found = scores(self.meta_model(taps))
-        source = logits if self.predicts_by == "base" else found.alpha
+        dirichlet = scores(self.meta_model(taps))
+        source = logits if self.predicts_by == "base" else dirichlet.alpha
         plain = GraphOutputs(
             prediction=source.argmax(dim=-1),
             base_probabilities=logits.softmax(dim=-1),
-            **found._asdict(),
+            **dirichlet._asdict(),
         )
-        if self.doubter is None:
+        if self.ood_scores is None:
             return tuple(plain)
-        return (*plain, *self.doubter(logits, found.mutual_information, taps))
+        return (*plain, *self.ood_scores(logits, dirichlet.mutual_information, taps))
 
     def named(self, image: Tensor) -> dict[str, Tensor]:
-        """The same by name."""
+        """The outputs by name."""
         return dict(zip(self.outputs, self(image), strict=True))
 
 
 class BaseGraph(nn.Module):
-    """The frozen base alone, from the same pixels: what the scores' cost is measured against."""
+    """The frozen base alone, from the same pixels: the reference for the cost of the scores."""
 
     def __init__(self, extractor: Extractor) -> None:
         super().__init__()

@@ -1,10 +1,9 @@
 """Digamma and log-gamma from plain arithmetic, because ONNX has neither.
 
-Both are evaluated at x + 1: the argument is shifted up by SHIFT with the recurrences ψ(x) = ψ(x + 1) − 1/x and
-log Γ(x) = log Γ(x + 1) − log x, whose terms are summed along one extra axis, so that the shift costs one
-vectorised node and not a loop; then three terms of the asymptotic series are enough. Working at x + 1 keeps
-tiny x away from the pole at zero; what the pole contributes is simple and is added by the caller.
-Everything must be float64: see qualms_training.meta.dirichlet.
+Both are evaluated at x + 1. The recurrences ψ(x) = ψ(x + 1) − 1/x and log Γ(x) = log Γ(x + 1) − log x shift the argument
+up by SHIFT, where three terms of the asymptotic series are enough. The terms of the recurrences are summed along one
+extra axis, so the shift is one vectorised node and not a loop. Evaluation at x + 1 avoids the pole at zero for tiny x;
+the caller adds the contribution of the pole. All tensors must be float64 (see qualms_training.meta.dirichlet).
 """
 
 import math
@@ -19,7 +18,7 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class GammaTerms(NamedTuple):
-    """What the Dirichlet formulas need of one tensor x."""
+    """The functions of one tensor x that the Dirichlet formulas use."""
 
     digamma1: Tensor
     """ψ(x + 1)"""
@@ -28,18 +27,18 @@ class GammaTerms(NamedTuple):
 
 
 def gamma_terms(x: Tensor) -> GammaTerms:
-    """ψ(x + 1) and log Γ(x + 1) for float64 x > 0, of x's shape."""
+    """ψ(x + 1) and log Γ(x + 1), with the shape of x, for float64 x > 0."""
     steps = torch.arange(1, SHIFT + 1, dtype=torch.float64, device=x.device)
-    ladder = x.unsqueeze(-1) + steps
-    # The product of sixteen factors up to 1e9 stays below 1e150: one logarithm instead of sixteen.
-    log_product = ladder.prod(dim=-1).log()
+    shifted = x.unsqueeze(-1) + steps
+    # One logarithm of the product instead of sixteen: sixteen factors up to 1e9 stay below 1e150.
+    log_product = shifted.prod(dim=-1).log()
     y = x + (SHIFT + 1)
     inverse = y.reciprocal()
     square = inverse * inverse
     log_y = y.log()
     digamma = log_y - inverse * (0.5 + inverse * (1 / 12 - square * (1 / 120 - square / 252)))
     stirling = (y - 0.5) * log_y - y + _HALF_LOG_TWO_PI + inverse * (1 / 12 - square * (1 / 360 - square / 1260))
-    return GammaTerms(digamma - ladder.reciprocal().sum(dim=-1), stirling - log_product)
+    return GammaTerms(digamma - shifted.reciprocal().sum(dim=-1), stirling - log_product)
 
 
 def digamma(x: Tensor) -> Tensor:

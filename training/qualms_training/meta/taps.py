@@ -1,4 +1,4 @@
-"""Taps: what a frozen base computes on the way to its logits, read at named modules without changing it."""
+"""Taps: the outputs of named modules inside a frozen base, read without changing the base."""
 
 import copy
 from collections import Counter
@@ -11,19 +11,18 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from qualms_training.errors import ModelError
-from qualms_training.models.suggest import nearest
+from qualms_training.errors import ModelError, did_you_mean
 
-MAX_STAGES = 4  # more spatial taps cost time and memory and bring little
-SHRINK = 2 / 3  # a stride of 2 leaves at most this of a side; an unpadded convolution leaves more
-ASPECT = 1.5  # an output stretched more than this against the image is not laid out as (N, C, H, W)
+MAX_STAGES = 4  # more spatial taps cost time and memory and add little
+SHRINK = 2 / 3  # a stride of 2 reduces a side to this share or less; an unpadded convolution leaves more
+ASPECT = 1.5  # an output whose aspect ratio differs from the image's by more than this factor is not (N, C, H, W)
 
 
 class Tapped(nn.Module):
-    """A frozen base that also returns what its named modules put out.
+    """A frozen base that also returns the outputs of its named modules.
 
-    `forward` takes images (N, C, H, W) and returns logits (N, K) and one feature (N, ...) a tap, in the order
-    of `names`. It stays in evaluation mode whatever its parents do, and exports to ONNX like the base itself.
+    `forward` takes images (N, C, H, W) and returns logits (N, K) and one feature (N, ...) per tap, in the order of
+    `names`. The module is always in evaluation mode, and exports to ONNX like the base itself.
     """
 
     def __init__(self, base: nn.Module, names: Sequence[str]) -> None:
@@ -35,7 +34,7 @@ class Tapped(nn.Module):
         self.eval()
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode whatever `mode`: a frozen base is the same function at all times."""
+        """Ignore `mode` and stay in evaluation mode, so that a parent's `train` does not change the frozen base."""
         return super().train(False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -48,7 +47,7 @@ class Tapped(nn.Module):
         return logits, [self._feature(name, calls, x.shape[0]) for name in self.names]
 
     def _feature(self, name: str, calls: "list[_Call]", batch: int) -> Tensor:
-        """The output of tap `name`, if it is one that can be relied on."""
+        """The output of tap `name`; ModelError unless it has one row per image and a fixed shape."""
         outputs = [call.output for call in calls if call.name == name]
         if len(outputs) != 1:
             raise ModelError(f"Tap {name!r} ran {len(outputs)} times in one pass; a tap must run exactly once.")
@@ -64,7 +63,7 @@ class Tapped(nn.Module):
                 f"Tap {name!r} changed its shape from {self._shapes[name]} to {shape}; "
                 "the shape of a tap must depend on neither the batch nor the image."
             )
-        if not torch.compiler.is_exporting():  # there, sizes may be symbols of a trace that ends with it
+        if not torch.compiler.is_exporting():  # during export, sizes may be symbols that are invalid afterwards
             self._shapes[name] = shape
         return feature
 
@@ -73,39 +72,40 @@ def tap_shapes(base: nn.Module, names: Sequence[str], example: Tensor) -> list[t
     """Shape of each tap without its batch axis, for images like `example` (N, C, H, W)."""
     tapped = Tapped(base, names)
     with torch.no_grad():
-        tapped(torch.cat([example, example]))  # a shape that depends on the batch differs in the next pass
+        tapped(
+            torch.cat([example, example])
+        )  # detects shapes that depend on the batch size, which differ in the next pass
         _, features = tapped(example)
     return [tuple(feature.shape[1:]) for feature in features]
 
 
 def list_taps(base: nn.Module, example: Tensor) -> list[tuple[str, tuple[int, ...]]]:
-    """Every module that can be tapped, in the order in which they end, with its shape without the batch."""
+    """Every module that can be tapped, in the order in which they finish, with its shape without the batch axis."""
     return [(call.name, tuple(output.shape[1:])) for call, output in _usable(_trace(base, example), example)]
 
 
 def choose_taps(base: nn.Module, example: Tensor) -> list[str]:
-    """Taps for a base nobody has chosen any for: where each resolution ends, and what the last layer sees.
+    """Choose taps automatically: the end of each resolution, and the input of the last linear layer.
 
-    A resolution counts if the image was down-sampled to it; its tap is the last of its least nested modules,
-    so that a whole stage wins over the layers in it. At most four of them, the deepest, and then the module
-    that makes the input of the last linear layer.
+    A resolution counts if the image was down-sampled to it. Its tap is the last of its least nested modules, so a whole
+    stage is preferred to the layers inside it. At most four resolutions are used, the deepest ones. The last tap is the
+    module that computes the input of the last linear layer.
     """
     calls = _trace(base, example)
     chosen = _stages(_usable(calls, example), example)[-MAX_STAGES:]
-    penultimate = _maker_of_last_linear_input(base, calls, example)
+    penultimate = _source_of_last_linear_input(base, calls, example)
     if penultimate is None and len(chosen) < 2:
         raise ModelError(
-            f"No good taps could be chosen for {type(base).__name__}, which neither down-samples images "
-            "in steps nor has a module that feeds its last linear layer; name some of those that "
-            "qualms_training.meta.taps.list_taps lists."
+            f"No taps could be chosen for {type(base).__name__}, which neither down-samples images in steps nor has a "
+            "module that feeds its last linear layer; name modules from qualms_training.meta.taps.list_taps."
         )
     return chosen if penultimate is None or penultimate in chosen else [*chosen, penultimate]
 
 
 def open_head(base: nn.Module, example: Tensor) -> tuple[nn.Module, str, nn.Linear]:
-    """A copy of `base` in which what its last linear layer sees can be tapped, the tap's name, and that layer.
+    """A copy of `base` in which the input of its last linear layer can be tapped, the tap's name, and that layer.
 
-    The layer must take (N, D) and make the logits.
+    The layer must take (N, D) and return the logits.
     """
     calls = _trace(base, example)
     linear = [call for call in calls if isinstance(base.get_submodule(call.name), nn.Linear)]
@@ -113,7 +113,7 @@ def open_head(base: nn.Module, example: Tensor) -> tuple[nn.Module, str, nn.Line
         logits = base(example)
     last = linear[-1] if linear else None
     if last is None or not isinstance(last.output, Tensor) or not torch.equal(last.output, logits):
-        raise ModelError(f"The logits of {type(base).__name__} are not made by a linear layer, which is needed here.")
+        raise ModelError(f"The logits of {type(base).__name__} must be the output of a linear layer.")
     opened = copy.deepcopy(base)
     layer = opened.get_submodule(last.name)
     assert isinstance(layer, nn.Linear)
@@ -123,7 +123,7 @@ def open_head(base: nn.Module, example: Tensor) -> tuple[nn.Module, str, nn.Line
 
 @dataclass(frozen=True)
 class _Call:
-    """One run of one module."""
+    """One call of one module."""
 
     name: str
     inputs: tuple[object, ...]
@@ -132,20 +132,20 @@ class _Call:
 
 @contextmanager
 def _recorded(modules: Mapping[str, nn.Module], *, copy: bool) -> Iterator[list[_Call]]:
-    """Fill the list with the calls of `modules` in the order in which they end, while the context lasts.
+    """Record the calls of `modules` inside the context, in the order in which they finish.
 
-    With `copy`, an output is kept as the module returned it even if a later layer overwrites it in place.
+    With `copy`, outputs are cloned, so that later layers cannot overwrite them in place.
     """
     calls: list[_Call] = []
 
-    def watch(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
+    def attach(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
         def record(_: nn.Module, inputs: tuple[object, ...], output: object) -> None:
-            kept = output.clone() if copy and isinstance(output, Tensor) else output
-            calls.append(_Call(name, inputs, kept))
+            output = output.clone() if copy and isinstance(output, Tensor) else output
+            calls.append(_Call(name, inputs, output))
 
         return module.register_forward_hook(record)
 
-    handles = [watch(name, module) for name, module in modules.items()]
+    handles = [attach(name, module) for name, module in modules.items()]
     try:
         yield calls
     finally:
@@ -154,7 +154,7 @@ def _recorded(modules: Mapping[str, nn.Module], *, copy: bool) -> Iterator[list[
 
 
 def _trace(base: nn.Module, example: Tensor) -> list[_Call]:
-    """Every call of every submodule of `base` in one pass, in evaluation mode."""
+    """All calls of all submodules of `base` in one pass in evaluation mode."""
     modules = {name: module for name, module in base.named_modules() if name}
     with torch.no_grad(), _recorded(modules, copy=False) as calls:
         base.eval()(example)
@@ -194,31 +194,31 @@ def _stages(calls: list[tuple[_Call, Tensor]], example: Tensor) -> list[str]:
     ]
 
 
-def _maker_of_last_linear_input(base: nn.Module, calls: list[_Call], example: Tensor) -> str | None:
+def _source_of_last_linear_input(base: nn.Module, calls: list[_Call], example: Tensor) -> str | None:
     """The usable module whose output, possibly reshaped, is the input of the last linear layer that ran."""
-    linear = [at for at, call in enumerate(calls) if isinstance(base.get_submodule(call.name), nn.Linear)]
+    linear = [index for index, call in enumerate(calls) if isinstance(base.get_submodule(call.name), nn.Linear)]
     if not linear:
         return None
-    seen = next(iter(calls[linear[-1]].inputs), None)  # nothing if it was passed by keyword
-    makers = [
+    given = next(iter(calls[linear[-1]].inputs), None)  # None if the input was passed by keyword
+    sources = [
         call.name
         for call, output in _usable(calls[: linear[-1]], example)
-        if isinstance(seen, Tensor) and (output.data_ptr(), output.numel()) == (seen.data_ptr(), seen.numel())
+        if isinstance(given, Tensor) and (output.data_ptr(), output.numel()) == (given.data_ptr(), given.numel())
     ]
-    return makers[-1] if makers else None
+    return sources[-1] if sources else None
 
 
 def _check_names(base: nn.Module, names: Sequence[str]) -> None:
     if not names:
-        raise ModelError(f"No taps were named for {type(base).__name__}; at least one module name is needed.")
-    known = [name for name, _ in base.named_modules(remove_duplicate=False) if name]
+        raise ModelError(f"The list of taps for {type(base).__name__} is empty; at least one module name is needed.")
+    modules = [name for name, _ in base.named_modules(remove_duplicate=False) if name]
     for name, count in Counter(names).items():
         if count > 1:
-            raise ModelError(f"Tap {name!r} is named {count} times; each tap may be named once.")
-        if name not in known:
+            raise ModelError(f"Tap {name!r} is listed {count} times; each tap may be listed once.")
+        if name not in modules:
             raise ModelError(
-                f"Tap {name!r} is not a module of {type(base).__name__}, whose tappable modules "
-                f"qualms_training.meta.taps.list_taps lists{nearest(name, known)}"
+                f"Tap {name!r} is not a module of {type(base).__name__}; "
+                f"qualms_training.meta.taps.list_taps lists the accepted ones{did_you_mean(name, modules)}"
             )
 
 
