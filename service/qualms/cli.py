@@ -85,13 +85,13 @@ def inspect(
     """Print the contents of a bundle's manifest; without MODEL, those of the embedded default."""
     from qualms.bundle.embedded import resolve
     from qualms.bundle.file import open_bundle
-    from qualms.inspection import show
+    from qualms.inspection import print_bundle
 
     bundle = open_bundle(resolve(model))
     if json:
         typer.echo(bundle.manifest.model_dump_json(indent=2))
     else:
-        show(bundle, Console())
+        print_bundle(bundle, Console())
 
 
 @app.command(cls=_ServeCommand)

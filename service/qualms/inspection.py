@@ -1,4 +1,4 @@
-"""Print a manifest so that a person can read it in a minute."""
+"""Print a bundle's manifest as tables: the command `qualms inspect`."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ from qualms.decisions.operating_point import flag_point, trust_point
 from qualms.errors import OperatingPointError
 
 
-def show(bundle: Bundle, console: Console) -> None:
-    """Identity, input, decisions, provenance and evaluation of a bundle."""
+def print_bundle(bundle: Bundle, console: Console) -> None:
+    """Print identity, input, scores, decisions, provenance and evaluation."""
     manifest = bundle.manifest
     console.print(_facts(bundle))
     console.print(_scores(manifest))
@@ -23,7 +23,7 @@ def show(bundle: Bundle, console: Console) -> None:
     if manifest.evaluation:
         console.print(_evaluation(manifest.evaluation))
     else:
-        console.print("Not evaluated yet.")
+        console.print("Not evaluated.")
 
 
 def _facts(bundle: Bundle) -> Table:
@@ -34,9 +34,9 @@ def _facts(bundle: Bundle) -> Table:
     _row(table, "digest", bundle.digest)
     _row(table, "graph", f"{size:.2f} MB, SHA-256 {manifest.graph_sha256[:16]}…, intact")
     _row(table, "schema", str(manifest.schema_version))
-    cut = f" from a shorter side of {spec.shorter_side}" if spec.shorter_side else ""
-    _row(table, "input", f"{spec.height} × {spec.width} {spec.colour}, {spec.resize}, {spec.fit}{cut}")
-    _row(table, "classes", f"{len(manifest.classes)}: {_shortened(manifest.classes)}")
+    crop = f" from a shorter side of {spec.shorter_side}" if spec.shorter_side else ""
+    _row(table, "input", f"{spec.height} × {spec.width} {spec.colour}, {spec.resize}, {spec.fit}{crop}")
+    _row(table, "classes", f"{len(manifest.classes)}: {_list_start(manifest.classes)}")
     _row(table, "prediction", f"by the {manifest.prediction} model")
     _row(table, "base", _network(origin.base, "model"))
     _row(table, "meta-model", _network(origin.meta, "form"))
@@ -49,7 +49,7 @@ def _facts(bundle: Bundle) -> Table:
 
 def _scores(manifest: Manifest) -> Table:
     quantiles = ("5 %", "median", "95 %", "99 %")
-    table = _table("Scores and their in-distribution quantiles", "score", "kind", "doubt is", *quantiles)
+    table = _table("Scores and their in-distribution quantiles", "score", "kind", "uncertain if", *quantiles)
     reference = manifest.reference
     for name, spec in manifest.scores.items():
         values = np.interp((0.05, 0.5, 0.95, 0.99), reference.levels, reference.quantiles[name])
@@ -58,20 +58,20 @@ def _scores(manifest: Manifest) -> Table:
 
 
 def _decisions(manifest: Manifest) -> Table:
-    table = _table("Decisions by default", "decision", "score", "threshold", "promise")
+    table = _table("Default decisions", "decision", "score", "threshold", "guarantee")
     operating = manifest.operating
     try:
         point = flag_point(manifest)
         target = f"false alarms ≤ {100 * point.target_fpr:g} %"
-        promise = f"{target} ({point.guarantee}; k = {point.k}, n = {point.n:,})"
-        _row(table, "flag as OOD", point.score, f"{point.threshold:.6g}", promise)
+        guarantee = f"{target} ({point.guarantee}; k = {point.k}, n = {point.n:,})"
+        _row(table, "flag as OOD", point.score, f"{point.threshold:.6g}", guarantee)
     except OperatingPointError as error:
         _row(table, "flag as OOD", operating.score, "–", str(error))
     try:
         trust = trust_point(manifest)
         target = f"errors ≤ {100 * trust.target_risk:g} % of the accepted"
-        promise = f"{target} ({100 * trust.accepted:.1f} % accepted)"
-        _row(table, "trust", trust.score, f"{trust.threshold:.6g}", promise)
+        guarantee = f"{target} ({100 * trust.accepted:.1f} % accepted)"
+        _row(table, "trust", trust.score, f"{trust.threshold:.6g}", guarantee)
     except OperatingPointError as error:
         _row(table, "trust", operating.trust_score, "–", str(error))
     return table
@@ -93,7 +93,7 @@ def _table(title: str, *columns: str) -> Table:
         title_justify="left",
         header_style="bold",
         show_header=any(columns),
-        box=box.HEAVY_HEAD if any(columns) else None,  # without lines, a digest fits into 80 columns
+        box=box.HEAVY_HEAD if any(columns) else None,  # without borders, a digest fits into 80 columns
     )
     for column in columns:
         table.add_column(Text(column), overflow="fold")
@@ -101,13 +101,13 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _row(table: Table, *cells: str) -> None:
-    """Add cells as they are: in a class or a data set called `[/b]`, rich would see markup."""
+    """Add cells as plain text, because rich would interpret a class name such as `[/b]` as markup."""
     table.add_row(*(Text(cell) for cell in cells))
 
 
-def _network(facts: dict[str, Any], name: str) -> str:
-    """What the provenance tells of a network; its facts are free-form, so none is taken for granted."""
-    parts = [str(facts.get(name, "unknown"))]
+def _network(facts: dict[str, Any], name_key: str) -> str:
+    """A network in the provenance, whose fields are free-form: all of them are optional and of any type."""
+    parts = [str(facts.get(name_key, "unknown"))]
     if "parameters" in facts:
         count = facts["parameters"]
         parts.append(f"{count:,} parameters" if isinstance(count, int) else f"{count} parameters")
@@ -117,5 +117,5 @@ def _network(facts: dict[str, Any], name: str) -> str:
     return ", ".join(parts)
 
 
-def _shortened(classes: list[str], most: int = 12) -> str:
-    return ", ".join(classes[:most]) + (", …" if len(classes) > most else "")
+def _list_start(names: list[str], max_names: int = 12) -> str:
+    return ", ".join(names[:max_names]) + (", …" if len(names) > max_names else "")

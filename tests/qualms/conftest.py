@@ -1,6 +1,6 @@
-"""A complete small bundle, and the service around it: in this process, and as a process of its own.
+"""A complete small bundle, and the service with it: in the test process or as a separate process.
 
-The bundle's graph is a few plain operators with every output, and its manifest is true.
+The bundle's graph has all outputs and few operators. Its manifest is computed from the graph as in training.
 """
 
 import io
@@ -52,16 +52,16 @@ CLASSES = ["bee", "crab", "dove"]
 SPEC = InputSpec(height=6, width=5)
 SPECS = {name: SCORES[name] for name in DIRICHLET_SCORES}
 CALIBRATION = 400
-"""enough for the default targets, which need 299"""
+"""number of calibration images; the default targets need 299"""
 MISTAKES = 3
-"""how many of the most doubtful calibration images are labelled otherwise than they are predicted"""
-PATIENCE = 30.0
-"""seconds until something that should happen at once counts as not happening, however busy the machine"""
+"""number of wrong predictions, among the most uncertain calibration images"""
+TIMEOUT = 30.0
+"""seconds after which a test that waits for a condition fails, long enough for a busy machine"""
 
 
 @pytest.fixture(scope="session")
 def model() -> onnx.ModelProto:
-    """Mean colour → logits → α → scores; those that need digamma are stand-ins that move the same way."""
+    """Mean colour → logits → α → scores; scores that need digamma are replaced by monotone approximations."""
     float32, int64 = TensorProto.FLOAT, TensorProto.INT64
     k = len(CLASSES)
     weights = np.random.default_rng(5).normal(0, 6, (SPEC.channels, k)).astype(np.float32)
@@ -107,14 +107,14 @@ def model() -> onnx.ModelProto:
             numpy_helper.from_array(np.array([-1]), "last"),
         ],
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.checker.check_model(made, full_check=True)
-    return made
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model, full_check=True)
+    return model
 
 
 @pytest.fixture(scope="session")
 def graph(model: onnx.ModelProto) -> bytes:
-    """The model as a file's bytes, without a manifest."""
+    """The bytes of the model's file without a manifest."""
     return bytes(model.SerializeToString())
 
 
@@ -125,7 +125,7 @@ def runner(graph: bytes) -> GraphRunner:
 
 @pytest.fixture(scope="session")
 def draw_images() -> Callable[[int, int], NDArray[np.uint8]]:
-    """(seed, count) → images (count, H, W, C) whose mean colours, and so their scores, differ."""
+    """(seed, count) → images (count, H, W, C) with different mean colours and therefore different scores."""
 
     def draw(seed: int, count: int) -> NDArray[np.uint8]:
         rng = np.random.default_rng(seed)
@@ -137,11 +137,11 @@ def draw_images() -> Callable[[int, int], NDArray[np.uint8]]:
 
 @pytest.fixture(scope="session")
 def manifest(graph: bytes, runner: GraphRunner, draw_images: Callable[[int, int], NDArray[np.uint8]]) -> Manifest:
-    """What training would write for the graph, with an evaluation that shows every part."""
-    fitted, outputs = runner(draw_images(1, 300)), runner(draw_images(2, CALIBRATION))
+    """The manifest of the graph as training would write it, with an evaluation that uses every field."""
+    fit_outputs, outputs = runner(draw_images(1, 300)), runner(draw_images(2, CALIBRATION))
     labels = outputs["prediction"].copy()
-    doubtful = np.argsort(outputs["error_probability"])[-MISTAKES:]
-    labels[doubtful] = (labels[doubtful] + 1) % len(CLASSES)
+    uncertain = np.argsort(outputs["error_probability"])[-MISTAKES:]
+    labels[uncertain] = (labels[uncertain] + 1) % len(CLASSES)
     inputs = golden.draw(SPEC)
     operating = Operating()
     return Manifest(
@@ -156,7 +156,7 @@ def manifest(graph: bytes, runner: GraphRunner, draw_images: Callable[[int, int]
             labels,
             SPECS,
             operating.trust_score,
-            trust_grid(as_uncertainty(fitted[operating.trust_score], SPECS[operating.trust_score].direction)),
+            trust_grid(as_uncertainty(fit_outputs[operating.trust_score], SPECS[operating.trust_score].direction)),
             split="calibration",
             data="drawn",
             data_sha256=graph_digest(b"drawn"),
@@ -200,14 +200,14 @@ def manifest(graph: bytes, runner: GraphRunner, draw_images: Callable[[int, int]
 
 @pytest.fixture
 def document(manifest: Manifest) -> dict[str, Any]:
-    """The manifest as parsed JSON, for a test to damage."""
+    """The manifest as parsed JSON, which a test may change."""
     parsed: dict[str, Any] = json.loads(manifest.to_json())
     return parsed
 
 
 @pytest.fixture
 def bundle_file(tmp_path: Path, graph: bytes, manifest: Manifest) -> Path:
-    """A good bundle on disk."""
+    """The path of a valid bundle."""
     path = tmp_path / "tiny.onnx"
     write_bundle(path, graph, manifest)
     return path
@@ -215,10 +215,10 @@ def bundle_file(tmp_path: Path, graph: bytes, manifest: Manifest) -> Path:
 
 @pytest.fixture
 def write_text_as_manifest(tmp_path: Path, graph: bytes) -> Callable[[str], Path]:
-    """Put any text where a manifest goes, beside the good graph."""
+    """text → path of a file with the valid graph and this text as manifest."""
 
     def write(text: str) -> Path:
-        path = tmp_path / "odd.onnx"
+        path = tmp_path / "text.onnx"
         path.write_bytes(pack(Container(graph, text)))
         return path
 
@@ -230,12 +230,12 @@ def write_text_as_manifest(tmp_path: Path, graph: bytes) -> Callable[[str], Path
 
 @pytest.fixture(scope="session")
 def until() -> Callable[[Callable[[], bool]], None]:
-    """Wait until a condition holds, by asking again and again; fail if it does not."""
+    """condition → wait until the condition holds; fail after a timeout."""
 
     def wait(condition: Callable[[], bool]) -> None:
-        give_up = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not condition():
-            assert time.monotonic() < give_up, "it did not happen"
+            assert time.monotonic() < deadline, "timeout"
             time.sleep(0.002)
 
     return wait
@@ -243,7 +243,7 @@ def until() -> Callable[[Callable[[], bool]], None]:
 
 @pytest.fixture(scope="session")
 def encode() -> Callable[..., bytes]:
-    """(pixels, format, options of Pillow's save) → the bytes of an image file."""
+    """(pixels, format, options of Pillow's save) → bytes of an image file."""
 
     def write(pixels: NDArray[Any], kind: str = "PNG", **options: Any) -> bytes:
         stream = io.BytesIO()
@@ -255,12 +255,12 @@ def encode() -> Callable[..., bytes]:
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory, graph: bytes, manifest: Manifest) -> Bundle:
-    """The good bundle, on disk and in memory."""
+    """A valid bundle on disk and in memory."""
     return write_bundle(tmp_path_factory.mktemp("bundle") / "tiny.onnx", graph, manifest)
 
 
-class _Bridge(httpx.BaseTransport):
-    """Lets a synchronous client talk to an application on the event loop of another thread."""
+class _PortalTransport(httpx.BaseTransport):
+    """Connects a synchronous client to an application on the event loop of another thread."""
 
     def __init__(self, portal: BlockingPortal, app: FastAPI) -> None:
         self._portal = portal
@@ -268,9 +268,9 @@ class _Bridge(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         request.read()
-        return self._portal.call(self._answer, request)
+        return self._portal.call(self._handle, request)
 
-    async def _answer(self, request: httpx.Request) -> httpx.Response:
+    async def _handle(self, request: httpx.Request) -> httpx.Response:
         response = await self._transport.handle_async_request(
             httpx.Request(request.method, request.url, headers=request.headers, content=request.content)
         )
@@ -278,7 +278,7 @@ class _Bridge(httpx.BaseTransport):
         return httpx.Response(response.status_code, headers=response.headers, stream=content)
 
 
-def _started(
+def _start(
     stack: ExitStack,
     model: Path,
     *,
@@ -287,39 +287,39 @@ def _started(
     ready: bool = True,
     **settings: Any,
 ) -> httpx.Client:
-    given: dict[str, Any] = {"model": str(model), "device": "cpu", "threads": 1, "decode_threads": 2, **settings}
-    app = create_app(Settings(**given), registry=registry, state=state)
+    values: dict[str, Any] = {"model": str(model), "device": "cpu", "threads": 1, "decode_threads": 2, **settings}
+    app = create_app(Settings(**values), registry=registry, state=state)
     portal = stack.enter_context(start_blocking_portal())
     stack.enter_context(portal.wrap_async_context_manager(app.router.lifespan_context(app)))
-    client = stack.enter_context(httpx.Client(transport=_Bridge(portal, app), base_url="http://service"))
-    give_up = time.monotonic() + PATIENCE
+    client = stack.enter_context(httpx.Client(transport=_PortalTransport(portal, app), base_url="http://service"))
+    deadline = time.monotonic() + TIMEOUT
     while ready and client.get("/readyz").status_code != 200:
-        assert time.monotonic() < give_up, client.get("/readyz").text
+        assert time.monotonic() < deadline, client.get("/readyz").text
         time.sleep(0.002)
     return client
 
 
 @pytest.fixture
 def start_service(bundle: Bundle) -> Iterator[Callable[..., httpx.Client]]:
-    """(registry, state, ready, any setting) → a client of the application, which runs in this process."""
+    """(registry, state, ready, any setting) → client of an application that runs in the test process."""
     with ExitStack() as stack:
 
         def start(model: Path = bundle.path, **options: Any) -> httpx.Client:
-            return _started(stack, model, **options)
+            return _start(stack, model, **options)
 
         yield start
 
 
 @pytest.fixture(scope="session")
 def client(bundle: Bundle) -> Iterator[httpx.Client]:
-    """A client of one application that all tests share which leave no trace in it."""
+    """Client of one application, shared by all tests that do not change its state."""
     with ExitStack() as stack:
-        yield _started(stack, bundle.path)
+        yield _start(stack, bundle.path)
 
 
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
-    """A port of the loopback interface that nobody listens on."""
+    """An unused port of the loopback interface."""
 
     def find() -> int:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -333,15 +333,15 @@ def free_port() -> Callable[[], int]:
 def service_process(
     bundle: Bundle, free_port: Callable[[], int], tmp_path: Path
 ) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
-    """(model, ready, any setting) → a real `qualms serve`, and its URL; its log is `stdout` in `tmp_path`."""
+    """(model, ready, any setting) → process of `qualms serve` and its URL; its log is `stdout` in `tmp_path`."""
     with ExitStack() as stack:
 
         def start(
             model: Path = bundle.path, *, ready: bool = True, **settings: object
         ) -> tuple[subprocess.Popen[str], str]:
-            chosen = {"port": free_port(), "device": "cpu", "threads": 1, "decode_threads": 1, **settings}
+            values = {"port": free_port(), "device": "cpu", "threads": 1, "decode_threads": 1, **settings}
             variables = {name: value for name, value in os.environ.items() if not name.startswith("QUALMS_")}
-            variables |= {f"QUALMS_{name.upper()}": str(value) for name, value in chosen.items()}
+            variables |= {f"QUALMS_{name.upper()}": str(value) for name, value in values.items()}
             script = Path(sysconfig.get_path("scripts")) / "qualms"
             log = stack.enter_context((tmp_path / "stdout").open("w"))
             process = stack.enter_context(
@@ -354,11 +354,11 @@ def service_process(
                 )
             )
             stack.callback(process.kill)
-            url = f"http://127.0.0.1:{chosen['port']}"
-            give_up = time.monotonic() + PATIENCE
+            url = f"http://127.0.0.1:{values['port']}"
+            deadline = time.monotonic() + TIMEOUT
             while ready and not _is_ready(url):
                 assert process.poll() is None, process.communicate()[1]
-                assert time.monotonic() < give_up, "the service did not get ready"
+                assert time.monotonic() < deadline, "the service is not ready"
                 time.sleep(0.02)
             return process, url
 

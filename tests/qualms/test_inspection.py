@@ -8,7 +8,7 @@ from rich.console import Console
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Manifest
 from qualms.decisions.operating_point import flag_point, trust_point
-from qualms.inspection import show
+from qualms.inspection import print_bundle
 
 
 @pytest.fixture
@@ -16,11 +16,11 @@ def bundle(graph: bytes, manifest: Manifest) -> Bundle:
     return Bundle(Path("tiny.onnx"), manifest, graph, "ab" * 32)
 
 
-def shown(bundle: Bundle, width: int = 300, **changes: Any) -> str:
-    """What a terminal shows of a bundle, with parts of its manifest exchanged."""
+def printed(bundle: Bundle, width: int = 300, **changes: Any) -> str:
+    """The printed text of a bundle with changed fields of its manifest."""
     manifest = bundle.manifest.model_copy(update=changes)
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    show(Bundle(bundle.path, manifest, bundle.graph, bundle.digest), console)
+    print_bundle(Bundle(bundle.path, manifest, bundle.graph, bundle.digest), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -31,8 +31,8 @@ def cells(text: str, first: str) -> list[str]:
     return [cell.strip() for row in rows for cell in row]
 
 
-def test_identity_origin_and_input_are_shown(bundle: Bundle, graph: bytes) -> None:
-    text = shown(bundle)
+def test_identity_provenance_and_input_are_printed(bundle: Bundle, graph: bytes) -> None:
+    text = printed(bundle)
     for fact in (
         "tiny 1.2",
         "ab" * 32,
@@ -49,26 +49,26 @@ def test_identity_origin_and_input_are_shown(bundle: Bundle, graph: bytes) -> No
         assert fact in text
 
 
-def test_the_digest_is_in_one_piece_on_a_narrow_terminal(bundle: Bundle) -> None:
-    assert bundle.digest in shown(bundle, width=80)
+def test_the_digest_fits_on_one_line_of_80_columns(bundle: Bundle) -> None:
+    assert bundle.digest in printed(bundle, width=80)
 
 
-def test_every_score_is_shown_with_its_quantiles(bundle: Bundle) -> None:
+def test_every_score_is_printed_with_its_quantiles(bundle: Bundle) -> None:
     reference = bundle.manifest.reference
-    text = shown(bundle)
+    text = printed(bundle)
     for name, spec in bundle.manifest.scores.items():
         quantiles = [reference.quantiles[name][reference.levels.index(level)] for level in (0.05, 0.5, 0.95, 0.99)]
         assert cells(text, name)[:7] == [name, spec.kind, spec.direction, *(f"{q:.4g}" for q in quantiles)]
 
 
-def test_quantiles_between_the_levels_of_a_reference_are_interpolated(bundle: Bundle) -> None:
+def test_quantiles_between_reference_levels_are_interpolated(bundle: Bundle) -> None:
     quantiles = {name: [0.0, 200.0] for name in bundle.manifest.scores}
     reference = bundle.manifest.reference.model_copy(update={"levels": [0.0, 1.0], "quantiles": quantiles})
-    assert cells(shown(bundle, reference=reference), "entropy")[3:7] == ["10", "100", "190", "198"]
+    assert cells(printed(bundle, reference=reference), "entropy")[3:7] == ["10", "100", "190", "198"]
 
 
-def test_the_default_decisions_are_those_that_are_served(bundle: Bundle) -> None:
-    text = shown(bundle)
+def test_the_default_decisions_are_printed(bundle: Bundle) -> None:
+    text = printed(bundle)
     flag, trust = flag_point(bundle.manifest), trust_point(bundle.manifest)
     assert cells(text, "flag as OOD") == [
         "flag as OOD",
@@ -84,40 +84,40 @@ def test_the_default_decisions_are_those_that_are_served(bundle: Bundle) -> None
     ]
 
 
-def test_a_promise_that_cannot_be_given_shows_why(bundle: Bundle) -> None:
+def test_an_unsupported_guarantee_is_printed_with_the_reason(bundle: Bundle) -> None:
     operating = bundle.manifest.operating.model_copy(update={"target_fpr": 0.001, "target_risk": 0.001})
-    text = shown(bundle, operating=operating)
+    text = printed(bundle, operating=operating)
     assert cells(text, "flag as OOD") == [
         "flag as OOD",
         "mutual_information",
         "–",
-        "A confident false-alarm rate of 0.001 needs at least 2,995 calibration images, and there are 400.",
+        "A confident false-alarm rate of 0.001 needs at least 2,995 calibration images; there are 400.",
     ]
     assert cells(text, "trust")[2] == "–"
     assert cells(text, "trust")[3].startswith("A target risk of 0.001 needs at least 2,995 ")
 
 
-def test_the_evaluation_is_a_table_of_scores_and_sets_with_gaps(bundle: Bundle) -> None:
-    text = shown(bundle)
+def test_the_evaluation_is_a_table_of_scores_and_ood_sets_with_gaps(bundle: Bundle) -> None:
+    text = printed(bundle)
     assert "Evaluation on 1,000 images of drawn" in text
     assert "accuracy 98.75 %" in " ".join(text.split())
     assert cells(text, "mutual_information")[-3:] == ["mutual_information", "91.2", "87.5"]
     assert cells(text, "entropy")[-3:] == ["entropy", "83.2", "–"]
 
 
-def test_a_bundle_that_was_not_evaluated_says_so(bundle: Bundle) -> None:
-    text = shown(bundle, evaluation=None)
-    assert text.endswith("Not evaluated yet.\n")
+def test_a_bundle_without_evaluation_is_reported_as_not_evaluated(bundle: Bundle) -> None:
+    text = printed(bundle, evaluation=None)
+    assert text.endswith("Not evaluated.\n")
     assert "AUROC" not in text
 
 
-def test_names_are_shown_as_they_are_and_never_as_markup(bundle: Bundle) -> None:
-    odd = ["[bold]a[/bold]", "[/b]", ":cat:"]
+def test_names_are_not_interpreted_as_markup(bundle: Bundle) -> None:
+    classes = ["[bold]a[/bold]", "[/b]", ":cat:"]
     evaluation = bundle.manifest.evaluation
     assert evaluation is not None
     row = evaluation.ood[0].model_copy(update={"data": "[/d]", "score": "[/s]"})
     changed = evaluation.model_copy(update={"test_data": "[/t]", "ood": [row]})
-    text = shown(bundle, classes=odd, evaluation=changed)
+    text = printed(bundle, classes=classes, evaluation=changed)
     assert "3: [bold]a[/bold], [/b], :cat:" in text
     assert "[/t]" in text
     assert "[/d]" in text
@@ -127,16 +127,16 @@ def test_names_are_shown_as_they_are_and_never_as_markup(bundle: Bundle) -> None
 @pytest.mark.parametrize(
     ("count", "end"), [(12, "class 10, class 11"), (13, "class 10, class 11, …"), (1000, "class 10, class 11, …")]
 )
-def test_a_long_list_of_classes_is_cut(bundle: Bundle, count: int, end: str) -> None:
-    text = shown(bundle, classes=[f"class {index}" for index in range(count)])
+def test_a_long_list_of_classes_is_shortened(bundle: Bundle, count: int, end: str) -> None:
+    text = printed(bundle, classes=[f"class {index}" for index in range(count)])
     line = next(line for line in text.splitlines() if line.lstrip().startswith("classes"))
     assert f" {count}: class 0, class 1," in line
     assert line.rstrip().endswith(end)
 
 
-def test_provenance_that_tells_less_is_shown_all_the_same(bundle: Bundle) -> None:
+def test_missing_provenance_fields_are_accepted(bundle: Bundle) -> None:
     provenance = bundle.manifest.provenance.model_copy(update={"base": {}, "meta": {"form": "pooled"}})
-    lines = [line.split(maxsplit=1) for line in shown(bundle, provenance=provenance).splitlines()]
+    lines = [line.split(maxsplit=1) for line in printed(bundle, provenance=provenance).splitlines()]
     assert ["base", "unknown"] in [[part.strip() for part in line] for line in lines]
     assert ["meta-model", "pooled"] in [[part.strip() for part in line] for line in lines]
 
@@ -144,16 +144,16 @@ def test_provenance_that_tells_less_is_shown_all_the_same(bundle: Bundle) -> Non
 @pytest.mark.parametrize(
     ("base", "expected"),
     [
-        ({"model": "odd", "parameters": "many"}, "odd, many parameters"),
-        ({"model": "odd", "parameters": None}, "odd, None parameters"),
-        ({"model": "odd", "parameters": [1234]}, "odd, [1234] parameters"),
-        ({"model": "odd", "taps": [1, None]}, "odd, taps 1, None"),
-        ({"model": "odd", "taps": "conv1"}, "odd, taps conv1"),
-        ({"model": "odd", "taps": 3}, "odd, taps 3"),
-        ({"model": ["odd"], "parameters": 1234}, "['odd'], 1,234 parameters"),
+        ({"model": "lenet", "parameters": "many"}, "lenet, many parameters"),
+        ({"model": "lenet", "parameters": None}, "lenet, None parameters"),
+        ({"model": "lenet", "parameters": [1234]}, "lenet, [1234] parameters"),
+        ({"model": "lenet", "taps": [1, None]}, "lenet, taps 1, None"),
+        ({"model": "lenet", "taps": "conv1"}, "lenet, taps conv1"),
+        ({"model": "lenet", "taps": 3}, "lenet, taps 3"),
+        ({"model": ["lenet"], "parameters": 1234}, "['lenet'], 1,234 parameters"),
     ],
 )
-def test_provenance_of_any_kind_is_shown_as_it_is(bundle: Bundle, base: dict[str, Any], expected: str) -> None:
+def test_provenance_fields_of_any_type_are_printed(bundle: Bundle, base: dict[str, Any], expected: str) -> None:
     provenance = bundle.manifest.provenance.model_copy(update={"base": base})
-    lines = [line.split(maxsplit=1) for line in shown(bundle, provenance=provenance).splitlines()]
+    lines = [line.split(maxsplit=1) for line in printed(bundle, provenance=provenance).splitlines()]
     assert ["base", expected] in [[part.strip() for part in line] for line in lines]

@@ -1,4 +1,4 @@
-"""The service runs without what training needs, and training knows of the service only the bundle."""
+"""qualms never imports training dependencies, and qualms_training imports only the shared packages of qualms."""
 
 import ast
 import json
@@ -12,21 +12,19 @@ import qualms
 import qualms_training
 
 FORBIDDEN = {"torch", "torchvision", "sklearn", "scipy", "onnx", "qualms_training"}
-
-
 SHARED = {"bundle", "decisions", "errors", "files", "images"}
-"""the packages and modules of qualms that training builds on"""
+"""the packages and modules of qualms that training may import"""
 
 
 def imported(source: str) -> set[str]:
-    """Every module an import statement names, at any depth; `from a import b` may mean a.b and counts as it."""
-    found: set[str] = set()
+    """All names in import statements at any depth; `from a import b` gives a.b."""
+    modules: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found |= {f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names}
-    return found
+            modules |= {f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names}
+    return modules
 
 
 def files_of(package: object) -> list[Path]:
@@ -39,7 +37,7 @@ def names(file: Path) -> set[str]:
     return imported(file.read_text(encoding="utf-8"))
 
 
-def test_the_scan_sees_every_kind_of_import() -> None:
+def test_every_kind_of_import_statement_is_recognised() -> None:
     source = """
 import torch.nn as nn, os
 from qualms_training import recipe
@@ -59,17 +57,17 @@ def late():
     }
 
 
-def test_no_import_statement_of_the_service_names_what_training_needs() -> None:
-    found = {
+def test_qualms_has_no_import_statement_for_training_dependencies() -> None:
+    forbidden_imports = {
         file: sorted(bad)
         for file in files_of(qualms)
         if (bad := {name for name in names(file) if name.partition(".")[0] in FORBIDDEN})
     }
-    assert found == {}
+    assert forbidden_imports == {}
 
 
-def test_training_imports_nothing_of_the_service_but_the_bundle() -> None:
-    found = {
+def test_training_imports_only_the_shared_packages_of_qualms() -> None:
+    forbidden_imports = {
         file: sorted(bad)
         for file in files_of(qualms_training)
         if (
@@ -78,10 +76,10 @@ def test_training_imports_nothing_of_the_service_but_the_bundle() -> None:
             }
         )
     }
-    assert found == {}
+    assert forbidden_imports == {}
 
 
-def test_importing_all_of_the_service_loads_nothing_training_needs() -> None:
+def test_importing_all_modules_of_qualms_loads_no_training_dependencies() -> None:
     program = """
 import importlib, json, pkgutil, sys
 import qualms

@@ -14,7 +14,7 @@ from rich.console import Console
 from qualms.bundle.file import Bundle, write_bundle
 from qualms.bundle.manifest import Manifest
 from qualms.images.input_spec import InputSpec
-from qualms.inspection import show
+from qualms.inspection import print_bundle
 
 CROPPED = InputSpec(height=6, width=5, fit="crop", shorter_side=8)
 WITHOUT_SHORTER_SIDE = {"height": 6, "width": 5, "colour": "RGB", "resize": "bilinear", "fit": "crop"}
@@ -40,7 +40,9 @@ def test_a_manifest_has_the_shorter_side_only_if_it_is_set(manifest: Manifest) -
 
 def test_inspection_prints_the_shorter_side(graph: bytes, manifest: Manifest) -> None:
     console = Console(file=io.StringIO(), width=200, color_system=None)
-    show(Bundle(Path("cropped.onnx"), manifest.model_copy(update={"input": CROPPED}), graph, "ab" * 32), console)
+    print_bundle(
+        Bundle(Path("cropped.onnx"), manifest.model_copy(update={"input": CROPPED}), graph, "ab" * 32), console
+    )
     assert isinstance(console.file, io.StringIO)
     assert "6 × 5 RGB, bilinear, crop from a shorter side of 8" in console.file.getvalue()
 
