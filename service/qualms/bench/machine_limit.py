@@ -10,8 +10,8 @@ from qualms.bundle.file import Bundle
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
 from qualms.decisions.verdicts import Decider
 from qualms.images.preprocess import preprocess
+from qualms.inference.batch import Answer, Batch
 from qualms.inference.engine import Engine
-from qualms.inference.jobs import Answer, Batch
 from qualms.settings import Device
 from qualms.web.reply import ReplyWriter
 

@@ -13,25 +13,13 @@ from fastapi import FastAPI, Request
 
 from qualms.bundle.embedded import resolve
 from qualms.bundle.file import Bundle, open_bundle
-from qualms.bundle.runtime import Outputs
-from qualms.decisions.verdicts import Decider, Rule, decide
+from qualms.decisions.results import Result, ResultBuilder
+from qualms.decisions.verdicts import Decider, decide
 from qualms.images.preprocess import preprocess
 from qualms.inference.cpu import available_cores
 from qualms.inference.engine import Engine
 from qualms.settings import Device, load_settings
-from qualms.web.schemas import (
-    Dirichlet,
-    Epistemic,
-    ModelId,
-    Ood,
-    Prediction,
-    PredictReply,
-    Result,
-    Status,
-    Total,
-    Trust,
-    Uncertainty,
-)
+from qualms.web.reply import ModelId, PredictReply, Status
 
 
 def create_app(bundle: Bundle, device: Device = "cpu") -> FastAPI:
@@ -40,7 +28,7 @@ def create_app(bundle: Bundle, device: Device = "cpu") -> FastAPI:
     engine = Engine(bundle, device, available_cores(), max_batch=1)
     rule = Decider(manifest).rule()
     model = ModelId(name=manifest.name, version=manifest.version, digest=bundle.digest)
-    source = "base_probabilities" if manifest.prediction == "base" else "probabilities"
+    builder = ResultBuilder(manifest)
     app = FastAPI()
 
     @app.get("/readyz")
@@ -51,47 +39,11 @@ def create_app(bundle: Bundle, device: Device = "cpu") -> FastAPI:
     async def predict(request: Request) -> PredictReply:
         image = preprocess(await request.body(), manifest.input)
         outputs = engine.run_all(image[np.newaxis])
-        result = _result(outputs, source, manifest.classes, rule)
+        (row,) = builder.rows(outputs, rule, decide(rule, outputs))
+        result = Result.model_validate(builder.nested(rule)(row))
         return PredictReply(model=model, request_id=uuid4().hex, results=[result])
 
     return app
-
-
-def _result(outputs: Outputs, source: str, classes: list[str], rule: Rule) -> Result:
-    """The result for the only image of a run."""
-    index = int(outputs["prediction"][0])
-    value = {name: float(outputs[name][0]) for name in outputs if outputs[name].ndim == 1}
-    verdicts = decide(rule, outputs)
-    return Result(
-        prediction=Prediction(index=index, label=classes[index], probability=float(outputs[source][0, index])),
-        dirichlet=Dirichlet(alpha=outputs["alpha"][0].tolist(), precision=value["precision"]),
-        uncertainty=Uncertainty(
-            total=Total(entropy=value["entropy"], max_probability=value["max_probability"]),
-            epistemic=Epistemic(
-                mutual_information=value["mutual_information"],
-                differential_entropy=value["differential_entropy"],
-                precision=value["precision"],
-            ),
-            aleatoric=value["expected_entropy"],
-        ),
-        ood=Ood(
-            flag=bool(verdicts.flags[0]),
-            score=rule.flag.score,
-            value=float(verdicts.values[0]),
-            threshold=rule.flag.threshold,
-            p_value=float(verdicts.p_values[0]),
-            target_fpr=rule.flag.target_fpr,
-            guarantee=rule.flag.guarantee,
-        ),
-        trust=Trust(
-            accept=None if verdicts.accepts is None else bool(verdicts.accepts[0]),
-            score=rule.trust_score,
-            value=float(verdicts.trust_values[0]),
-            threshold=None if rule.trust is None else rule.trust.threshold,
-            target_risk=rule.target_risk,
-            refusal=rule.refusal,
-        ),
-    )
 
 
 def main(model: str, port: str) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from qualms.bundle.manifest import Guarantee, Manifest
 from qualms.decisions.verdicts import Rule, Verdicts
@@ -37,6 +37,10 @@ NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
+def _to_list(values: Any) -> Any:
+    return values.tolist() if isinstance(values, np.ndarray) else values
+
+
 class Part(BaseModel):
     """Base of all parts of a reply: unknown fields are errors."""
 
@@ -54,7 +58,7 @@ class Prediction(Part):
 class Dirichlet(Part):
     """Dir(α) over class probabilities."""
 
-    alpha: Annotated[list[NotNegative], Output("alpha")]
+    alpha: Annotated[list[NotNegative], BeforeValidator(_to_list), Output("alpha")]
     precision: Annotated[NotNegative, Output("precision")]
 
 
@@ -172,25 +176,25 @@ def _nest(omitted: frozenset[str]) -> Callable[[Row], dict[str, Any]]:
     return _nested(Result, omitted)[0]
 
 
-def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _fields(model: type[Part], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, field in model.model_fields.items():
         path = prefix + name
-        if _is_part(field.annotation):
-            yield from _fields(field.annotation, path + ".")
+        if (part := _part(field.annotation)) is not None:
+            yield from _fields(part, path + ".")
         else:
             outputs = [note.name for note in field.metadata if isinstance(note, Output)]
             yield path, outputs[0] if outputs else path
 
 
 def _nested(
-    model: type[BaseModel], omitted: frozenset[str], prefix: str = "", start: int = 0
+    model: type[Part], omitted: frozenset[str], prefix: str = "", start: int = 0
 ) -> tuple[Callable[[Row], dict[str, Any]], int]:
     """A function from a row to the dict of `model`, whose values begin at `start`; and where they end."""
     parts: dict[str, Callable[[Row], Any]] = {}
     end, flat = start, True
     for name, field in model.model_fields.items():
-        if _is_part(field.annotation):
-            parts[name], end = _nested(field.annotation, omitted, f"{prefix}{name}.", end)
+        if (part := _part(field.annotation)) is not None:
+            parts[name], end = _nested(part, omitted, f"{prefix}{name}.", end)
             flat = False
         elif prefix + name not in omitted:
             parts[name] = itemgetter(end)
@@ -201,5 +205,5 @@ def _nested(
     return lambda row: {name: part(row) for name, part in parts.items()}, end
 
 
-def _is_part(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+def _part(annotation: object) -> type[Part] | None:
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Part) else None

@@ -1,250 +1,170 @@
-"""Batching without waiting: an idle runner takes what is there; while it runs, requests gather for the next run.
+"""Batching without waiting: an idle runner takes what is queued; while it runs, requests gather for the next run.
 
-What one pass of the event loop brings is decoded in one go, which is quicker than between reading and answering. A run
-that is short is made on the loop itself, where it costs less than a hand-over to the runner's thread and back; a long
-one goes to that thread. Rows are counted, not requests. A request whose deadline the queue cannot meet is refused on
-arrival, by the cost curve measured at warm-up; one that expired or whose client left is dropped before it is run. Where
-the loop can only refuse, it does so in bursts and leaves the core to the model between them.
+Requests that arrive in one iteration of the event loop are decoded together, which is faster than between reads and
+writes. A short run is made on the event loop, where it costs less than a hand-over to the runner's thread and back; a
+long one goes to that thread. Rows are counted, not requests. Requests that have expired, or whose client has
+disconnected, are dropped before they are run.
 """
 
 import asyncio
 import logging
-import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 
+from qualms.inference.admission import PAUSE_SECONDS, Admission, LoopPause
+from qualms.inference.batch import Answer, Batch, Decode, Done, Draining, Job, Runner, run_jobs
 from qualms.inference.cpu import yield_to_other_threads
-from qualms.inference.jobs import Answer, Batch, Decode, Done, Draining, Job, Overloaded
-from qualms.inference.runs import Runner, cost_of, run_together
-from qualms.inference.standback import StandBack
 
 SHORT_SECONDS = 0.005
-"""a run up to this long is made on the event loop: about what reading and answering its requests takes there"""
-_ADAPTS = 0.1
-"""how fast the estimate of slowness follows what is seen"""
-_CAUTION = 1.5
-"""a queue filled up to the deadline would make everybody late as soon as anything takes longer than foreseen"""
-_SLOWEST = 20.0
-"""one stall must not close the door for long"""
+"""a run of at most this duration is made on the event loop: about the time that reading and answering its requests takes"""
 
 _log = logging.getLogger("qualms.batcher")
 
 
 class Batcher:
-    """The queue of one engine. Create it, `start` it on the event loop, `submit` images, `stop` it when empty."""
+    """The queue of one engine: `start` it on the event loop, `queue` images, `stop` it."""
 
     def __init__(
         self,
         engine: Runner,
         *,
-        on_batch: Callable[[Batch], None] | None = None,
+        on_batch: Callable[[Batch], None] = lambda _: None,
         short_seconds: float = SHORT_SECONDS,
+        pause_seconds: float = PAUSE_SECONDS,
         decode_threads: int = 1,
         in_progress: Callable[[], int] = lambda: 0,
         connections: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`in_progress` tells how many requests the server has read and not answered, `connections` how many are open."""
+        """`in_progress` returns the number of requests read and not answered, `connections` how many are open."""
         self._engine = engine
+        self._clock = clock
         self._in_progress = in_progress
-        self._stand_back = StandBack(connections)
-        self._decode_threads = decode_threads
         self._short_seconds = short_seconds
-        self._on_batch = on_batch or (lambda _: None)
+        self._on_batch = on_batch
+        self.admission = Admission(engine, in_progress, decode_threads, clock)
+        self._pause = LoopPause(connections, pause_seconds)
         self._arrived: deque[Job] = deque()
+        """not decoded yet; the event loop's"""
         self._ready: deque[Job] = deque()
-        self._wake = threading.Condition()
+        """decoded; shared with the runner's thread under `_lock`"""
+        self._lock = threading.Condition()
         self._stopping = False
-        self._resting = True
-        """whether the thread waits for work"""
-        self._seen = 0
-        """requests that had arrived at the last look"""
-        self._due = False
-        """whether `_pass` is about to run"""
-        self.one_by_one = False
-        """whether the last run was of one request, in an earlier pass of the loop: then the next may be alone, too"""
-        self._rows_waiting = 0
-        self._rows_decoding = 0
-        self._decode_seconds = 0.0
-        """of an image that was decoded elsewhere, lately"""
-        self._running_until = 0.0
-        self._slowness = 1.0
-        self._idle_since = 0.0
+        self._thread_idle = True
+        self._arrived_before = 0
+        """requests that had arrived at the previous `_process`"""
+        self._scheduled = False
+        """whether `_process` is due"""
+        self._single = False
+        """whether the last run was of one request and its loop iteration is over"""
         self._thread = threading.Thread(target=self._work, name="qualms-runner", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Start the runner's thread; results arrive on the event loop this is called on."""
+        """Start the runner's thread; `done` callbacks run on the current event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         yield_to_other_threads()
 
     async def stop(self) -> None:
         """Run what was admitted, then end the thread."""
-        with self._wake:
+        with self._lock:
             self._stopping = True
-            self._wake.notify()
+            self._lock.notify()
         await asyncio.to_thread(self._thread.join)
 
     @property
     def depth(self) -> int:
-        """Rows that wait."""
-        return self._rows_waiting
+        """Rows in the queue."""
+        return self.admission.rows_waiting
 
-    def predicted_wait(self, rows: int) -> float:
-        """Seconds until `rows` more would be answered: what is decoded or runs now, what waits, and they themselves."""
-        return self._wait(rows, self._ahead(), time.monotonic())
+    def retry_after(self, rows: int, deadline: float) -> int | None:
+        """None if `rows` more can be answered before `deadline`, else seconds; Draining if nothing is accepted.
 
-    def _wait(self, rows: int, ahead: int, now: float) -> float:
-        """The same `now`, with so many rows before them.
-
-        Only runs can tell that slowness has passed, so it is never a reason to refuse what would run alone.
-        """
-        queued = self.cost(ahead + rows)
-        if not ahead and not self._running_until:
-            return queued
-        decoding = self._rows_decoding * self._decode_seconds / self._decode_threads
-        return decoding + max(0.0, self._running_until - now) + self._slowness * queued
-
-    def cost(self, rows: int) -> float:
-        """Seconds for `rows` alone."""
-        return cost_of(rows, self._engine)
-
-    def _ahead(self) -> int:
-        """Rows that are before a new request, whether they wait, are decoded, or were read and not looked at yet."""
-        return max(self._rows_waiting + self._rows_decoding, self._in_progress() - 1)
-
-    @contextmanager
-    def decoding(self, rows: int) -> Iterator[None]:
-        """Count rows that others decode for the queue, so that those who come after know of them."""
-        self._rows_decoding += rows
-        try:
-            yield
-        finally:
-            self._rows_decoding -= rows
-
-    def decoded(self, rows: int, seconds: float) -> None:
-        """Hear how long it took to decode `rows` elsewhere, without waiting for a thread."""
-        self._decode_seconds += _ADAPTS * (seconds / rows - self._decode_seconds)
-
-    def admit(self, rows: int, deadline: float) -> None:
-        """Refuse what cannot be answered in time: before it is decoded, and again when it is queued."""
-        retry_after = self.refusal(rows, deadline)
-        if retry_after is not None:
-            raise Overloaded(retry_after, self.cost(rows))
-
-    def refusal(self, rows: int, deadline: float) -> int | None:
-        """Seconds after which to try again, if `rows` more cannot be answered in time; Draining if nothing is taken.
-
-        Who is told so refuses, and when all of the loop's pass has been read, the loop stands back.
+        The caller sends the refusal. Once all requests of this loop iteration are answered, the loop may pause.
         """
         if self._stopping:
             raise Draining
-        ahead, now = self._ahead(), time.monotonic()
-        caution = _CAUTION if ahead or self._running_until else 1.0
-        late = now + caution * self._wait(rows, ahead, now) - deadline
-        if late <= 0:
-            return None
-        full = self._rows_waiting >= self._engine.max_batch  # what comes could not be run next
-        if full and not self._resting:
+        seconds = self.admission.retry_after(rows, deadline)
+        if seconds is not None and self.admission.queue_is_full and not self._thread_idle:
             assert self._loop is not None
-            self._stand_back.soon(self._loop)
-        return max(1, math.ceil(late))
+            self._pause.schedule(self._loop)
+        return seconds
 
-    def submit(
-        self, decode: Decode, rows: int, deadline: float, gone: Callable[[], bool], *, alone: bool = False
-    ) -> "asyncio.Future[Answer]":
-        """Queue `rows` images; the future holds their share of a batch, or raises Expired, Left or what `decode` did."""
-        assert self._loop is not None
-        self.admit(rows, deadline)
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        self.queue(decode, rows, deadline, lambda: gone() or future.cancelled(), partial(_resolve, future), alone=alone)
-        return future
-
-    def queue(
-        self, decode: Decode, rows: int, deadline: float, gone: Callable[[], bool], done: Done, *, alone: bool = False
-    ) -> None:
-        """Queue `rows` images that were admitted, for who waits without a task; `done` is called once.
-
-        Who knows that no other request can come with the same pass of the loop says `alone`, and need not wait for it.
-        """
-        job = Job(decode, rows, deadline, gone, done, time.monotonic())
-        if self._idle and self._in_progress() <= 1:
-            self._idle_since = 0.0  # nothing was left over, so the time before it came is nobody's wait
-        if alone and self._idle and self.cost(rows) <= self._short_seconds:
-            if self._decoded(job, job.queued):
+    def queue(self, decode: Decode, rows: int, deadline: float, gone: Callable[[], bool], done: Done) -> None:
+        """Queue `rows` images that were admitted; `done` is called once."""
+        job = Job(decode, rows, deadline, gone, done, self._clock())
+        idle, in_progress = self._thread_idle and not self.admission.rows_waiting, self._in_progress()
+        if idle and in_progress <= 1:
+            self.admission.idle()
+        # A lone request is run at once. If the previous run had several, others of this loop iteration may not be read yet,
+        # and each would be run by itself.
+        lone = idle and self._single and in_progress == 1
+        if lone and self.admission.cost(rows) <= self._short_seconds:
+            if self._decode(job, job.queued):
                 self._deliver([job], [], self._run([job]))
             return
         self._arrived.append(job)
-        with self._wake:
-            self._rows_waiting += rows
-        self._soon()
+        with self._lock:
+            self.admission.rows_waiting += rows
+        self._schedule()
 
-    @property
-    def _idle(self) -> bool:
-        """Whether nothing waits or runs."""
-        return self._resting and not self._rows_waiting
-
-    def _soon(self) -> None:
-        """Look at the queue once for all that one pass of the loop brings.
-
-        After each request, the first would run alone while dozens wait to be read.
-        """
-        if not self._due:
-            self._due = True
+    def _schedule(self) -> None:
+        """Process the queue once per loop iteration, or the first request would run alone while others wait to be read."""
+        if not self._scheduled:
+            self._scheduled = True
             assert self._loop is not None
-            self._loop.call_soon(self._pass)
+            self._loop.call_soon(self._process)
 
-    def _pass(self) -> None:
-        """Decode what arrived and run it, if that is short and the thread rests; else running is the thread's."""
-        self._due = False
-        if self._gathering():
-            self._soon()
+    def _process(self) -> None:
+        """Decode what arrived. Run it here if that is short and the thread is idle, else wake the thread."""
+        self._scheduled = False
+        if self._more_expected():
+            self._schedule()
             return
         ready = self._decode_arrived()
-        with self._wake:
+        with self._lock:
             self._ready.extend(ready)
-            here = self._resting and self.cost(self._next_rows()) <= self._short_seconds
+            here = self._thread_idle and self.admission.cost(self._next_rows()) <= self._short_seconds
             if here:
                 jobs, dropped = self._take()
             else:
-                self._wake.notify()
+                self._lock.notify()
         if here:
             self._deliver(jobs, dropped, self._run(jobs))
-        if self._arrived or (here and self._ready):  # but not before others had their turn on the loop
-            self._soon()
+        if self._arrived or (here and self._ready):  # after others had their turn on the loop
+            self._schedule()
 
-    def _gathering(self) -> bool:
-        """Whether to look once more, because the loop's last pass brought several requests and may bring others.
+    def _more_expected(self) -> bool:
+        """Whether the last iteration brought several requests, so that the next one may bring more for the same run.
 
-        Nothing waits idly: a pass that brings nothing new is the last, and a lone request does not cause another.
+        Nothing waits idly: the first iteration without a new request ends this, and a lone request does not start it.
         """
-        more = len(self._arrived) > max(1, self._seen) and self._rows_waiting < self._engine.max_batch
-        self._seen = len(self._arrived) if more else 0
+        more = len(self._arrived) > max(1, self._arrived_before) and not self.admission.queue_is_full
+        self._arrived_before = len(self._arrived) if more else 0
         return more
 
     def _decode_arrived(self) -> list[Job]:
-        """Decode about a batch of what arrived."""
-        ready, rows, gone = list[Job](), 0, 0
-        now = time.monotonic()
+        """Decode about one batch."""
+        ready, rows, dropped_rows = list[Job](), 0, 0
+        now = self._clock()
         while self._arrived and rows < self._engine.max_batch:
             job = self._arrived.popleft()
-            if self._decoded(job, now):
+            if self._decode(job, now):
                 ready.append(job)
                 rows += job.rows
             else:
-                gone += job.rows
+                dropped_rows += job.rows
             now += job.decode_seconds
-        if gone:
-            with self._wake:
-                self._rows_waiting -= gone
+        if dropped_rows:
+            with self._lock:
+                self.admission.rows_waiting -= dropped_rows
         return ready
 
-    def _decoded(self, job: Job, now: float) -> bool:
-        """Decode a request's images; if that is impossible, or nobody waits for it any more, the request hears so."""
+    def _decode(self, job: Job, now: float) -> bool:
+        """Decode the images of a live job; a failure ends the job."""
         if job.dead(now):
             assert job.dropped_for is not None
             job.done(job.dropped_for)
@@ -255,38 +175,37 @@ class Batcher:
             job.done(error)
             return False
         finally:
-            job.decode_seconds = time.monotonic() - now
+            job.decode_seconds = self._clock() - now
         return True
 
     def _next_rows(self) -> int:
-        """Rows of the batch that would be taken now, or a few more."""
+        """Upper bound on the rows of the next batch."""
         if not self._ready:
             return 0
-        return max(self._ready[0].rows, min(self._rows_waiting, self._engine.max_batch))
+        return max(self._ready[0].rows, min(self.admission.rows_waiting, self._engine.max_batch))
 
-    # The runner's thread.
+    # On the runner's thread.
 
     def _work(self) -> None:
         while True:
-            with self._wake:
-                self._resting = True
+            with self._lock:
+                self._thread_idle = True
                 while not self._ready and not self._stopping:
-                    self._idle_since = 0.0
-                    self._wake.wait()
+                    self.admission.idle()
+                    self._lock.wait()
                 if not self._ready:
                     return
-                self._resting = False
+                self._thread_idle = False
                 jobs, dropped = self._take()
             result = self._run(jobs)
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self._deliver, jobs, dropped, result)
-            self._stand_back.run_ended()
+            self._pause.run_ended()
 
     def _take(self) -> tuple[list[Job], list[Job]]:
-        """Live jobs up to the cap, at least one, and the dead ones met on the way."""
-        now, rows = time.monotonic(), 0
-        slowness = self._slowness if len(self._ready) > 1 else 1.0  # as in `predicted_wait`
-        ends = now + slowness * self.cost(self._next_rows())
+        """Live jobs up to the cap, at least one, and the dead ones before them."""
+        now, rows = self._clock(), 0
+        ends = self.admission.run_end(self._next_rows(), now, alone=len(self._ready) <= 1)
         taken: list[Job] = []
         dropped: list[Job] = []
         while self._ready:
@@ -295,44 +214,31 @@ class Batcher:
             if not dead and taken and rows + job.rows > self._engine.max_batch:
                 break
             self._ready.popleft()
-            self._rows_waiting -= job.rows
+            self.admission.rows_waiting -= job.rows
             if dead:
                 dropped.append(job)
             else:
                 taken.append(job)
                 rows += job.rows
         if taken:
-            self._running_until = now + self._slowness * self.cost(rows)
+            self.admission.run_started(rows, now)
         return taken, dropped
 
-    def _learn(self, rows: int, started: float, ended: float, more: bool) -> None:
-        """Follow how much slower runs are than at warm-up, when cores are shared with parsing and decoding.
-
-        With work left over, the time since the last run ended counts in full: that is what the next row waits for.
-        """
-        since = self._idle_since or started
-        ratio = (ended - since) / max(self.cost(rows), 1e-9)
-        self._slowness += _ADAPTS * (min(max(ratio, 1.0), _SLOWEST) - self._slowness)
-        self._idle_since = ended if more else 0.0
+    # On either thread.
 
     def _run(self, jobs: list[Job]) -> Batch | Exception | None:
-        """One batch, on whichever thread calls this."""
         if not jobs:
-            self._idle_since = 0.0  # all that waited was dropped, so nothing waits
-            self._slowness += _ADAPTS * (1.0 - self._slowness)  # or a wrong estimate would drop everything for ever
+            self.admission.all_dropped()
             return None
         try:
-            batch = run_together(jobs, self._engine)
+            batch = run_jobs(jobs, self._engine, self._clock)
         except Exception as error:
+            self.admission.run_ended(None, work_left=False)
             return error
-        else:
-            more = bool(self._ready) or self._in_progress() > len(jobs)
-            self._learn(batch.rows, batch.started, batch.started + batch.seconds, more=more)
-            return batch
-        finally:
-            self._running_until = 0.0
+        self.admission.run_ended(batch, work_left=bool(self._ready) or self._in_progress() > len(jobs))
+        return batch
 
-    # The event loop again.
+    # On the event loop.
 
     def _deliver(self, jobs: list[Job], dropped: list[Job], result: Batch | Exception | None) -> None:
         for job in dropped:
@@ -348,22 +254,12 @@ class Batcher:
             start += job.rows
         if isinstance(result, Batch):
             assert self._loop is not None
-            self.one_by_one = False
-            # After the replies, which nobody should wait longer for.
-            self._loop.call_soon(self._count, result, len(jobs) == 1)
+            self._single = False
+            self._loop.call_soon(self._count, result, len(jobs) == 1)  # after the replies are sent
 
-    def _count(self, batch: Batch, lone: bool) -> None:
-        self.one_by_one = lone
+    def _count(self, batch: Batch, single: bool) -> None:
+        self._single = single
         try:
             self._on_batch(batch)
         except Exception:
             _log.exception("a batch could not be counted")
-
-
-def _resolve(future: "asyncio.Future[Answer]", result: Answer | Exception) -> None:
-    if future.done():
-        return
-    if isinstance(result, Exception):
-        future.set_exception(result)
-    else:
-        future.set_result(result)

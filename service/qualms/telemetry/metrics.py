@@ -1,7 +1,8 @@
-"""What Prometheus sees, kept cheap: a whole batch is counted with a few array operations.
+"""Prometheus metrics. A whole batch is counted with a few array operations.
 
-Decisions are counted at the model's default operating point whatever a request asked for, so that rates mean
-something. All state hangs on the registry that is passed in.
+To add a metric: create it in `ServiceMetrics` (requests) or `ModelMetrics` (one model), and count it in a method there.
+Decisions are counted at the model's default operating point, whatever a request selected, so that rates are comparable.
+All state belongs to the registry that is passed in.
 """
 
 import math
@@ -32,28 +33,14 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 P_VALUES = tuple(round(0.05 * step, 2) for step in range(1, 21))
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROUTES = ("predict", "models", "metrics", "health", "docs", "other")
-CODES = (200, 400, 408, 413, 415, 422, 429, 499, 500, 503, 504)
-"""of predictions; 499 is nobody's reply: the client left first"""
-REASONS = {
-    400: "malformed",
-    408: "slow",
-    413: "too_large",
-    415: "unsupported",
-    422: "invalid",
-    429: "overload",
-    499: "disconnected",
-    504: "expired",
-}
-UNAVAILABLE = ("loading", "draining")
-"""the reasons of a 503"""
-_ROWS_KEPT = 256
-_BATCHES_KEPT = 16
-"""as much is counted together, unless the registry is read before: more would hold a request up for too long"""
+_MAX_PENDING_ROWS = 256
+_MAX_PENDING_BATCHES = 16
+"""so many are counted together, unless the registry is read before; more would delay a request for too long"""
 OPEN_METRICS = "application/openmetrics-text"
 
 
 def expose(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """The registry's text in the format that an Accept header asks for, and its content type."""
+    """The registry's text in the format of an Accept header, and its content type."""
     try:
         encode, content_type = choose_encoder(accept)
     except TypeError:  # a version that is not a number
@@ -62,20 +49,20 @@ def expose(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
 
 
 class _WithoutCreated(Collector):
-    """Leaves out the `_created` series: as many again as the counters, and nobody asks for them."""
+    """Omits the `_created` series, which would double the number of counters."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
         for family in self._registry.collect():
-            kept = copy(family)
-            kept.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
-            yield kept
+            copied = copy(family)
+            copied.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield copied
 
 
 class BatchHistogram(Collector):
-    """A histogram that takes many values at once; prometheus-client's takes them one by one under a lock."""
+    """A histogram that observes many values at once; prometheus-client's observes one at a time under a lock."""
 
     def __init__(self, name: str, text: str, labels: dict[str, str], bounds: Sequence[float]) -> None:
         self._name, self._text, self._labels = name, text, labels
@@ -83,26 +70,26 @@ class BatchHistogram(Collector):
 
     @property
     def bounds(self) -> list[float]:
-        """The buckets' upper ends, without the infinite one."""
+        """Upper bounds of the buckets, without infinity."""
         return list(self.buckets.bounds)
 
     def observe(self, values: NDArray[Any]) -> None:
-        """Count values (N,); a bucket holds what is at most its bound."""
+        """Count values (N,)."""
         self.buckets.observe(values)
 
     def observe_one(self, value: float) -> None:
-        """Count one value, without making an array of it."""
+        """Count one value; faster than an array of one."""
         self.buckets.observe_one(value)
 
     def collect(self) -> Iterable[Metric]:
-        """For the registry."""
+        """Called by the registry."""
         family = HistogramMetricFamily(self._name, self._text, labels=list(self._labels))
         self.buckets.add_to(family, list(self._labels.values()))
         return [family]
 
 
 class RouteHistogram(Collector):
-    """One histogram a route, each value counted for a fraction of what prometheus-client takes."""
+    """One histogram per route; counting a value costs a fraction of prometheus-client's."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
         self._name, self._text = name, text
@@ -113,7 +100,7 @@ class RouteHistogram(Collector):
         self._routes[route].observe_one(value)
 
     def collect(self) -> Iterable[Metric]:
-        """For the registry."""
+        """Called by the registry."""
         family = HistogramMetricFamily(self._name, self._text, labels=["route"])
         for route, buckets in self._routes.items():
             buckets.add_to(family, [route])
@@ -121,7 +108,7 @@ class RouteHistogram(Collector):
 
 
 class Buckets:
-    """Counts of values, by bounds that they are at most equal to, and their sum."""
+    """Counts of values per bucket, and their sum; a bucket holds the values up to and including its bound."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = np.unique(bounds).tolist()
@@ -133,35 +120,36 @@ class Buckets:
         places = np.searchsorted(self.bounds, values, side="left")
         more = np.bincount(places, minlength=len(self._counts)).tolist()
         self._counts = [before + new for before, new in zip(self._counts, more, strict=True)]
-        self._sum += float(values.sum(where=np.isfinite(values)))  # what is not finite would stay in it for ever
+        self._sum += float(values.sum(where=np.isfinite(values)))  # a non-finite sum would stay so
 
     def observe_one(self, value: float) -> None:
-        """Count one value, without making an array of it."""
+        """Count one value; faster than an array of one."""
         self._counts[bisect_left(self.bounds, value)] += 1
         self._sum += value
 
     def add_to(self, family: HistogramMetricFamily, labels: list[str]) -> None:
-        """Tell the registry."""
+        """Add the buckets to a metric family."""
         bounds = [floatToGoString(bound) for bound in (*self.bounds, math.inf)]  # type: ignore[no-untyped-call]
         totals = map(float, accumulate(self._counts))
         family.add_metric(labels, list(zip(bounds, totals, strict=True)), self._sum)
 
 
-class _Settler(Collector):
-    """Has what was kept counted before the registry reads any figure."""
+class _Flusher(Collector):
+    """Counts pending batches before the registry reads any value."""
 
-    def __init__(self, settle: Callable[[], None]) -> None:
-        self._settle = settle
+    def __init__(self, flush: Callable[[], None]) -> None:
+        self._flush = flush
 
     def collect(self) -> Iterable[Metric]:
-        self._settle()
+        self._flush()
         return []
 
 
 class ServiceMetrics:
-    """What concerns requests rather than models."""
+    """Metrics of requests, independent of the model."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, statuses: Iterable[int], reasons: Iterable[str]) -> None:
+        """`statuses` and `reasons` are those of predictions; their series exist from the start, at zero."""
         self._requests = Counter(
             "qualms_requests", "Requests answered, by route and status code.", ["route", "code"], registry=registry
         )
@@ -173,10 +161,10 @@ class ServiceMetrics:
             "qualms_rejected", "Requests for predictions refused or dropped, by reason.", ["reason"], registry=registry
         )
         self._children: dict[tuple[str, int], Any] = {}
-        self._reasons = {reason: self._rejected.labels(reason) for reason in (*REASONS.values(), *UNAVAILABLE)}
+        self._reasons = {reason: self._rejected.labels(reason) for reason in reasons}
         for route in ROUTES:
             self._child(route, 200)
-        for code in CODES:
+        for code in statuses:
             self._child("predict", code)
 
     def answered(self, route: str, code: int, seconds: float) -> None:
@@ -189,23 +177,23 @@ class ServiceMetrics:
         self._reasons[reason].inc()
 
     def _child(self, route: str, code: int) -> Any:
-        found = self._children.get((route, code))
-        if found is None:
-            found = self._children[route, code] = self._requests.labels(route, str(code))
-        return found
+        child = self._children.get((route, code))
+        if child is None:
+            child = self._children[route, code] = self._requests.labels(route, str(code))
+        return child
 
 
 class ModelMetrics:
-    """What concerns one model; `close` takes its series away again."""
+    """Metrics of one model; `close` removes its series."""
 
     def __init__(self, registry: CollectorRegistry, bundle: Bundle, rule: Rule, provider: str) -> None:
         manifest = bundle.manifest
         self._registry, self._collectors = registry, list[Collector]()
         self.labels = {"model": manifest.name, "version": manifest.version}
         self._classes = manifest.classes if len(manifest.classes) <= MAX_CLASS_LABELS else ["any"]
-        self._kept: list[tuple[dict[str, NDArray[Any]], Verdicts, list[tuple[int, float]]]] = []
-        self._rows_kept = 0
-        registry.register(self._keep(_Settler(self.settle)))  # first, so that it is asked first
+        self._pending: list[tuple[dict[str, NDArray[Any]], Verdicts, list[tuple[int, float]]]] = []
+        self._pending_rows = 0
+        registry.register(self._track(_Flusher(self.flush)))  # first, so that it is read first
         self.queue_seconds = self._histogram(
             "queue_duration_seconds", "From queueing to the start of the run.", SECONDS
         )
@@ -232,32 +220,32 @@ class ModelMetrics:
         ]
         self.queue_depth = self._gauge("queue_depth", "Images waiting.")
         self._gauge("ood_rate_bound", "99.9 % upper quantile of the false-alarm rate.").set(rule.flag.rate_bound)
-        self._gauge("ood_target_rate", "The false-alarm rate promised.").set(rule.flag.target_fpr)
-        self._gauge("calibration_images", "Images the promise rests on.").set(rule.flag.n)
+        self._gauge("ood_target_rate", "The guaranteed false-alarm rate.").set(rule.flag.target_fpr)
+        self._gauge("calibration_images", "Number of calibration images.").set(rule.flag.n)
         self._gauge("model_info", "The model that is served.", digest=bundle.digest).set(1)
         self._gauge("provider_info", "Where it runs.", provider=provider).set(1)
 
     def observe(self, outputs: dict[str, NDArray[Any]], verdicts: Verdicts, runs: list[tuple[int, float]]) -> None:
-        """Count one batch, at the latest when somebody asks; `runs` are rows and seconds."""
-        self._kept.append((outputs, verdicts, runs))
-        self._rows_kept += len(verdicts.flags)
-        if self._rows_kept >= _ROWS_KEPT or len(self._kept) >= _BATCHES_KEPT:
-            self.settle()
+        """Count one batch, at the latest when the registry is read; `runs` are (rows, seconds)."""
+        self._pending.append((outputs, verdicts, runs))
+        self._pending_rows += len(verdicts.flags)
+        if self._pending_rows >= _MAX_PENDING_ROWS or len(self._pending) >= _MAX_PENDING_BATCHES:
+            self.flush()
 
-    def settle(self) -> None:
-        """Count what was kept: array operations cost the same for one row as for hundreds."""
-        if not self._kept:
+    def flush(self) -> None:
+        """Count pending batches together: array operations cost the same for one row as for hundreds."""
+        if not self._pending:
             return
-        kept, self._kept, self._rows_kept = self._kept, [], 0
+        pending, self._pending, self._pending_rows = self._pending, [], 0
 
         def joined(name: str) -> NDArray[Any]:
-            return np.concatenate([outputs[name] for outputs, _, _ in kept])
+            return np.concatenate([outputs[name] for outputs, _, _ in pending])
 
-        runs = np.array([run for _, _, runs in kept for run in runs])
+        runs = np.array([run for _, _, runs in pending for run in runs])
         self.batch_size.observe(runs[:, 0])
         self.inference_seconds.observe(runs[:, 1])
-        flags = np.concatenate([verdicts.flags for _, verdicts, _ in kept])
-        self.p_value.observe(np.concatenate([verdicts.p_values for _, verdicts, _ in kept]))
+        flags = np.concatenate([verdicts.flags for _, verdicts, _ in pending])
+        self.p_value.observe(np.concatenate([verdicts.p_values for _, verdicts, _ in pending]))
         self.total.observe(joined("entropy"))
         self.epistemic.observe(joined("mutual_information"))
         classes = joined("prediction") if len(self._classes) > 1 else np.zeros(len(flags), np.int64)
@@ -265,12 +253,12 @@ class ModelMetrics:
         for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
             self._cells[pair // 2][pair % 2].inc(count)
         self._ood.inc(int(flags.sum()))
-        accepts = [verdicts.accepts for _, verdicts, _ in kept if verdicts.accepts is not None]
+        accepts = [verdicts.accepts for _, verdicts, _ in pending if verdicts.accepts is not None]
         if accepts:
             self._untrusted.inc(int((~np.concatenate(accepts)).sum()))
 
     def _reference(self, manifest: Manifest, rule: Rule) -> None:
-        """The calibration images in the same buckets, ties and rounding included: what live traffic should look like."""
+        """Histograms of the calibration images in the same buckets, to compare live traffic with."""
         scores = manifest.calibration.scores
         for name, live, values in (
             ("p_value", self.p_value, p_values(rule.calibration, rule.calibration)),
@@ -292,16 +280,16 @@ class ModelMetrics:
 
     def _gauge(self, name: str, text: str, **labels: str) -> Gauge:
         names = {**self.labels, **labels}
-        return self._keep(Gauge(f"qualms_{name}", text, list(names), registry=self._registry)).labels(**names)
+        return self._track(Gauge(f"qualms_{name}", text, list(names), registry=self._registry)).labels(**names)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return self._keep(Counter(f"qualms_{name}", text, [*self.labels, *labels], registry=self._registry))
+        return self._track(Counter(f"qualms_{name}", text, [*self.labels, *labels], registry=self._registry))
 
-    def _keep(self, collector: M) -> M:
+    def _track(self, collector: M) -> M:
         self._collectors.append(collector)
         return collector
 
 
 def _not_negative(bounds: Sequence[float]) -> list[float]:
-    """Rounding may put a quantile of an entropy below 0, and a histogram with such a bucket has no sum or count."""
+    """Rounding may make a quantile of an entropy negative, and a histogram with a negative bucket has no sum or count."""
     return [max(0.0, bound) for bound in bounds]

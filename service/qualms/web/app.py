@@ -1,4 +1,4 @@
-"""The application: raw endpoints for predictions, ordinary routes for everything else."""
+"""The application: the prediction handler, and FastAPI for all other routes."""
 
 import asyncio
 import gc
@@ -22,13 +22,13 @@ from qualms.settings import Settings
 from qualms.telemetry.logs import access
 from qualms.telemetry.metrics import ServiceMetrics
 from qualms.web.openapi import describe
-from qualms.web.predict import PredictEndpoint
-from qualms.web.problems import Problem, from_error, send_problem
+from qualms.web.parameters import parse_request_id
+from qualms.web.predict import PATH as PREDICT_PATH
+from qualms.web.predict import REASONS, STATUSES, PredictHandler
+from qualms.web.problems import Problem, from_error, send_reply
 from qualms.web.protocol import Exchange
-from qualms.web.request_ids import request_id_from
 from qualms.web.routes import add_routes, route_name
 from qualms.web.served_model import ServedModel
-from qualms.web.shortcut import Shortcut
 from qualms.web.state import ServiceState
 
 _log = logging.getLogger("qualms")
@@ -41,13 +41,13 @@ def create_app(
     state: ServiceState | None = None,
     on_failure: Callable[[Exception], None] | None = None,
 ) -> FastAPI:
-    """The service for one model; loading begins when the server starts, and readiness says when it is done.
+    """The service for one model. Loading starts with the server; /readyz reports when it is done.
 
-    `on_failure` hears of a model that cannot be loaded.
+    `on_failure` is called with the error if the model cannot be loaded.
     """
     registry = registry or CollectorRegistry()
     state = state or ServiceState()
-    metrics = ServiceMetrics(registry)
+    metrics = ServiceMetrics(registry, STATUSES, REASONS)
     decode_threads = settings.decode_threads or available_cores()
     pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="qualms-decode")
     bundle = open_bundle(resolve(settings.model))
@@ -64,24 +64,24 @@ def create_app(
     app = _Application(title="Qualms", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     add_routes(app, state, registry)
     describe(app)
-    predict = PredictEndpoint(settings, state, metrics, pool)
-    app.edge, app.shortcut = _Edge(app.framework, predict, metrics, state), Shortcut(settings, state, predict)
+    predict = PredictHandler(settings, state, metrics, pool)
+    app.edge, app.direct = _Edge(app.framework, predict, metrics, state), predict.direct
     return app
 
 
 class _Application(FastAPI):
-    """FastAPI behind our edge: as a middleware it would sit within the framework's own, which cost every request."""
+    """FastAPI behind `_Edge`. As a middleware, `_Edge` would run inside FastAPI's own ones, which cost every request."""
 
     edge: "_Edge"
-    shortcut: Callable[[Exchange], bool]
-    """see `qualms.web.protocol`"""
+    direct: Callable[[Exchange], bool]
+    """called by `qualms.web.protocol`"""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle one connection."""
         await self.edge(scope, receive, send)
 
     async def framework(self, scope: Any, receive: Any, send: Any) -> None:
-        """What FastAPI would have done."""
+        """FastAPI's own handling."""
         await super().__call__(scope, receive, send)
 
 
@@ -102,14 +102,14 @@ async def _load(
         model = ServedModel(bundle, engine, registry, state, decode_threads)
     except Exception as error:
         expected = isinstance(error, QualmsError)
-        state.failure = str(error) if expected else "The model could not be loaded; the log says why."
+        state.failure = str(error) if expected else "The model could not be loaded; the log has the reason."
         _log.critical(state.failure, exc_info=None if expected else error)
         if on_failure:
             on_failure(error)
         return
     model.batcher.start()
     state.model = model
-    _spare_the_collector()
+    _tune_garbage_collection()
     _log.info(
         "ready",
         extra={
@@ -121,10 +121,10 @@ async def _load(
     )
 
 
-def _spare_the_collector() -> None:
-    """Leave what was loaded out of garbage collection, and let it come rarely: requests leave no cycles behind.
+def _tune_garbage_collection() -> None:
+    """Exclude the loaded objects from garbage collection and run it rarely: requests leave no reference cycles.
 
-    With hundreds of requests in progress it would otherwise take a tenth of the time, looking at all of them.
+    With hundreds of requests in progress, collection would otherwise take a tenth of the time.
     """
     gc.collect()
     gc.freeze()
@@ -132,27 +132,27 @@ def _spare_the_collector() -> None:
 
 
 class _Edge:
-    """The outermost layer, pure ASGI: predictions leave here; all else is counted, named and guarded."""
+    """The outermost layer, pure ASGI: passes predictions to their handler; counts and logs all other requests."""
 
-    def __init__(self, app: Any, predict: PredictEndpoint, metrics: ServiceMetrics, state: ServiceState) -> None:
+    def __init__(self, app: Any, predict: PredictHandler, metrics: ServiceMetrics, state: ServiceState) -> None:
         self._app, self._predict, self._metrics, self._state = app, predict, metrics, state
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif scope["path"] == "/predict" and scope["method"] == "POST":
+        elif scope["path"] == PREDICT_PATH and scope["method"] == "POST":
             await self._predict(scope, receive, send)
         else:
             await self._other(scope, receive, send)
 
     async def _other(self, scope: Any, receive: Any, send: Any) -> None:
         started, code, begun = time.monotonic(), 500, False
-        request_id = request_id_from(dict(scope["headers"]))
+        request_id = parse_request_id(dict(scope["headers"]))
         scope.setdefault("state", {})["request_id"] = request_id
-        # A route that has GET has HEAD (RFC 9110, 9.3.2); the server, whose scope this is not, leaves the body out.
-        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        # A route that has GET has HEAD (RFC 9110, 9.3.2); the server omits the body.
+        as_get = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
-        async def named(message: Any) -> None:
+        async def send_with_headers(message: Any) -> None:
             nonlocal code, begun
             if message["type"] == "http.response.start":
                 code, begun = message["status"], True
@@ -161,20 +161,20 @@ class _Edge:
             await send(message)
 
         problem = None
-        if scope["path"] == "/predict":
+        if scope["path"] == PREDICT_PATH:
             problem = Problem.wrong_method(scope["method"], "POST")
         else:
             try:
-                await self._app(asked, receive, named)
+                await self._app(as_get, receive, send_with_headers)
             except Exception as error:
                 _log.exception("a route failed", extra={"request_id": request_id})
                 problem = None if begun else from_error(error)
         if problem is not None:
             code = problem.status
-            await send_problem(send, problem, request_id, self._state.closing_headers)
+            await send_reply(send, problem.reply(request_id), self._state.closing_headers)
         route, seconds = route_name(scope["path"]), time.monotonic() - started
         self._metrics.answered(route, code, seconds)
-        if route not in ("health", "metrics"):  # probes and scrapes would bury the rest
+        if route not in ("health", "metrics"):  # probes and scrapes would fill the log
             access(
                 _log, request_id=request_id, method=scope["method"], route=route, status=code, duration_ms=1e3 * seconds
             )

@@ -1,11 +1,12 @@
-"""From a request's body to its images, whichever of four ways they were sent, within limits that hold first.
+"""A request's body to its images: a raw image file, multipart files, base64 or pixel arrays in JSON, within limits.
 
-Every mistake is a Problem that says which image or field it concerns. Nothing is decoded here: an image is the
-bytes of a file, or pixels. A raw image body, the common case, is passed on as it came.
+Every error is a Problem that names the image or field. Nothing is decoded here: an image is the bytes of a file, or
+pixels.
 """
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,19 +19,25 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 from starlette.types import Receive
 
-from qualms.web.problems import Kind, Problem, shown
+from qualms.inference.batch import ClientDisconnected
+from qualms.web.problems import Kind, Problem, quoted
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 ImageInput: TypeAlias = bytes | NDArray[np.uint8]
-"""An image file's bytes, or pixels of shape (H, W) or (H, W, 1|3|4)."""
+"""the bytes of an image file, or pixels of shape (H, W) or (H, W, 1|3|4)"""
 
-ACCEPTED = "image/*, application/octet-stream, multipart/form-data, application/json"
+RAW_IMAGE_TYPES = ("image/*", "application/octet-stream")
+MULTIPART = "multipart/form-data"
+JSON = "application/json"
+MEDIA_TYPES = (*RAW_IMAGE_TYPES, MULTIPART, JSON)
+"""accepted values of Content-Type"""
 
-_JSON = '{"images": [...]}, each image a base64 string of an image file or an array of pixels'
+_ACCEPTED = ", ".join(MEDIA_TYPES)
+_JSON_FORM = '{"images": [...]}, each image a base64 string of an image file or an array of pixels'
 _PIXELS = "whole numbers from 0 to 255, as an array of shape H×W or H×W×C with C = 1, 3 or 4"
-_NAMES = {
+_TYPE_NAMES = {
     dict: "an object",
     list: "an array",
     str: "a string",
@@ -39,10 +46,10 @@ _NAMES = {
     bool: "true or false",
     type(None): "null",
 }
-"""what each type that a JSON parser makes is called"""
+"""names of the types that the JSON parser returns, for error sentences"""
 
 _MAX_NODES = 2**20
-"""arrays, objects and strings of a JSON body: a Python object of some 100 bytes may take only 3 bytes to send"""
+"""arrays, objects and strings in a JSON body: 3 bytes of JSON may become a Python object of about 100 bytes"""
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}:'))
 _STEP = np.zeros(256, np.int8)
 _STEP[list(b"[{")] = 1
@@ -52,23 +59,49 @@ _CHUNK = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may hold at most."""
+    """Maximum contents of a request."""
 
     body_bytes: int
     images: int
     json_depth: int
 
 
-class ClientDisconnected(Exception):  # noqa: N818  # nothing went wrong here
-    """The client left before its body had arrived, so there is nobody to answer."""
+class UploadBudget:
+    """Counts the bodies that are being received, and limits the memory they use together."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.bytes = 0
+
+    @contextmanager
+    def upload(self, max_bytes: int) -> Iterator[Callable[[int], None]]:
+        """Count one body while it is received. Call the function it yields with the size of each piece.
+
+        The function raises a Problem if all uploads together exceed `max_bytes`.
+        """
+        held = 0
+
+        def reserve(size: int) -> None:
+            nonlocal held
+            if self.bytes + size > max_bytes:
+                raise Problem.too_many_uploads()
+            self.bytes += size
+            held += size
+
+        self.count += 1
+        try:
+            yield reserve
+        finally:
+            self.count -= 1
+            self.bytes -= held
 
 
 async def read_body(
-    headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int, take: Callable[[int], None] = lambda _: None
+    headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int, reserve: Callable[[int], None] = lambda _: None
 ) -> bytes:
     """Receive the whole body; one that is announced as too large is refused before it is read.
 
-    A body that comes in one message, as small ones do, is returned without a copy. `take` hears the size of every piece,
+    A body that arrives in one message, as small ones do, is not copied. `reserve` is called with the size of every piece
     and may refuse it.
     """
     announced = headers.get(b"content-length")
@@ -84,43 +117,33 @@ async def read_body(
         size += len(chunk)
         if size > max_bytes:
             raise _too_large(max_bytes)
-        take(len(chunk))
+        reserve(len(chunk))
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def parse_images(content_type: bytes | str, body: bytes, limits: Limits) -> list[ImageInput]:
-    """The images of a body, in order; `content_type` is the header as it came, empty if there was none."""
-    header = content_type.encode("latin-1", "replace") if isinstance(content_type, str) else content_type
+def parse_images(content_type: bytes, body: bytes, limits: Limits) -> list[ImageInput]:
+    """The images of a body, in order; `content_type` is the header's value, empty if there is none."""
     if not body:
-        raise Problem.refused(Kind.MALFORMED, None, "The body is empty", f"at least one image, as {ACCEPTED}")
-    if is_raw_image(header):
+        raise Problem.refused(Kind.MALFORMED, None, "The body is empty", f"at least one image, as {_ACCEPTED}")
+    if len(body) > limits.body_bytes:
+        raise _too_large(limits.body_bytes)
+    media_type = content_type.partition(b";")[0].strip().lower().decode("latin-1")
+    if media_type.startswith("image/") or media_type in RAW_IMAGE_TYPES:
         return [body]
-    media_type = _media_type(header)
-    if media_type == b"multipart/form-data":
-        return _from_multipart(header, body, limits)
-    if media_type == b"application/json":
+    if media_type == MULTIPART:
+        return _from_multipart(content_type, body, limits)
+    if media_type == JSON:
         return _from_json(body, limits)
-    name = shown(media_type.decode("latin-1"))
-    what = f"The Content-Type {name} is not taken" if media_type else "There is no Content-Type"
-    raise Problem.refused(Kind.UNSUPPORTED, "Content-Type", what, ACCEPTED)
-
-
-def is_raw_image(content_type: bytes) -> bool:
-    """Whether a body of this type is one image, as it comes."""
-    media_type = _media_type(content_type)
-    return media_type.startswith(b"image/") or media_type == b"application/octet-stream"
-
-
-def _media_type(content_type: bytes) -> bytes:
-    return content_type.partition(b";")[0].strip().lower()
+    what = f"The Content-Type {quoted(media_type)} is not accepted" if media_type else "There is no Content-Type"
+    raise Problem.refused(Kind.UNSUPPORTED, "Content-Type", what, _ACCEPTED)
 
 
 def _length(value: bytes) -> int:
     try:
         return int(value)
     except ValueError:
-        name = shown(value.decode("latin-1"))
+        name = quoted(value.decode("latin-1"))
         raise Problem(Kind.MALFORMED, f"The Content-Length {name} is not a number.", field="Content-Length") from None
 
 
@@ -139,7 +162,7 @@ def _from_multipart(content_type: bytes, body: bytes, limits: Limits) -> list[Im
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
         raise Problem(Kind.MALFORMED, "The Content-Type multipart/form-data names no boundary.", field="Content-Type")
-    # A delimiter may not occur within a part, so too many delimiters are too many parts: no need to parse them.
+    # The delimiter cannot occur within a part, so counting it bounds the number of parts without parsing.
     if body.count(b"\r\n--" + boundary) > limits.images + 1:
         raise _too_many(limits)
     parts = _Parts()
@@ -157,7 +180,7 @@ def _from_multipart(content_type: bytes, body: bytes, limits: Limits) -> list[Im
 
 
 class _Parts:
-    """Gathers the file parts of a multipart body from the parser's callbacks."""
+    """Collects the file parts of a multipart body from the parser's callbacks."""
 
     def __init__(self) -> None:
         self.files: list[ImageInput] = []
@@ -197,7 +220,7 @@ class _Parts:
         _, options = parse_options_header(self._disposition)
         if b"filename" not in options:
             name = options.get(b"name", b"").decode("utf-8", "replace")
-            what = f"The form field {shown(name)} is not a file"
+            what = f"The form field {quoted(name)} is not a file"
             raise Problem.refused(Kind.INVALID, name, what, "parts with a filename, one an image")
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
@@ -218,29 +241,29 @@ def _from_json(body: bytes, limits: Limits) -> list[ImageInput]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise Problem.refused(Kind.MALFORMED, None, f"The body is not JSON ({error})", _JSON) from None
+        raise Problem.refused(Kind.MALFORMED, None, f"The body is not JSON ({error})", _JSON_FORM) from None
     if type(document) is not dict:
-        raise Problem.refused(Kind.INVALID, None, f"The JSON body is {_NAMES[type(document)]}", _JSON)
+        raise Problem.refused(Kind.INVALID, None, f"The JSON body is {_TYPE_NAMES[type(document)]}", _JSON_FORM)
     for key in document:
         if key != "images":
-            raise Problem.refused(Kind.INVALID, key, f"The key {shown(key)} is unknown", _JSON)
+            raise Problem.refused(Kind.INVALID, key, f"The key {quoted(key)} is unknown", _JSON_FORM)
     values = document.get("images")
     if type(values) is not list or not values:
-        what = "empty" if values == [] else _NAMES[type(values)] if document else "missing"
-        raise Problem.refused(Kind.INVALID, "images", f"The key 'images' is {what}", _JSON)
+        what = "empty" if values == [] else _TYPE_NAMES[type(values)] if document else "missing"
+        raise Problem.refused(Kind.INVALID, "images", f"The key 'images' is {what}", _JSON_FORM)
     if len(values) > limits.images:
         raise _too_many(limits)
     images = [_json_image(value, f"images[{index}]") for index, value in enumerate(values)]
-    if keys > 1:  # no image holds an object, so the other key was another "images"
-        raise Problem.refused(Kind.INVALID, "images", "The key 'images' is given more than once", _JSON)
+    if keys > 1:  # images contain no objects, so the other key was a second "images"
+        raise Problem.refused(Kind.INVALID, "images", "The key 'images' is given more than once", _JSON_FORM)
     return images
 
 
 def _check_structure(body: bytes, max_depth: int) -> int:
-    """Refuse, before it is parsed, what is nested too deep or has too many nodes; return the number of keys.
+    """Refuse, before parsing, JSON that is nested too deep or has too many nodes; return the number of keys.
 
-    Only quotes, brackets and colons are looked at, and of these only what is outside strings. What is not JSON
-    may be counted wrongly from there on, but the parser stops there.
+    Only quotes, brackets and colons outside strings are counted. Counts are wrong after the first byte that is not valid
+    JSON, but the parser stops there, too.
     """
     unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
     codes = np.frombuffer(unescaped.translate(None, _NOT_STRUCTURE), np.uint8)
@@ -268,22 +291,22 @@ def _json_image(value: object, field: str) -> ImageInput:
         return _from_base64(value, field)
     if type(value) is list:
         return _from_pixels(value, field)
-    raise Problem.refused(Kind.INVALID, field, f"{field} is {_NAMES[type(value)]}", _JSON)
+    raise Problem.refused(Kind.INVALID, field, f"{field} is {_TYPE_NAMES[type(value)]}", _JSON_FORM)
 
 
 def _from_base64(text: str, field: str) -> bytes:
     if text[:5].lower() == "data:":
         header, comma, text = text.partition(",")
         if not comma or not header.lower().endswith(";base64"):
-            raise Problem.refused(Kind.INVALID, field, f"{field} is a data: URL that is not base64", _JSON)
+            raise Problem.refused(Kind.INVALID, field, f"{field} is a data: URL that is not base64", _JSON_FORM)
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise Problem.refused(Kind.MALFORMED, field, f"{field} is not base64 ({error})", _JSON) from None
+        raise Problem.refused(Kind.MALFORMED, field, f"{field} is not base64 ({error})", _JSON_FORM) from None
 
 
 def _from_pixels(values: list[Any], field: str) -> NDArray[np.uint8]:
-    """Flatten an array level by level, each checked as a whole: arrays of one length, or integers at last."""
+    """Flatten an array level by level; each level must hold arrays of one length, the last one integers."""
     shape = [len(values)]
     while (kinds := set(map(type, values))) == {list}:
         lengths = set(map(len, values))
@@ -292,7 +315,7 @@ def _from_pixels(values: list[Any], field: str) -> NDArray[np.uint8]:
         shape.append(lengths.pop())
         values = list(chain.from_iterable(values))
     if kinds - {int}:
-        names = " and ".join(sorted(_NAMES[kind] for kind in kinds - {int}))
+        names = " and ".join(sorted(_TYPE_NAMES[kind] for kind in kinds - {int}))
         raise Problem.refused(Kind.INVALID, field, f"{field} holds {names} among its pixels", _PIXELS)
     if not values or len(shape) not in (2, 3) or shape[2:] not in ([], [1], [3], [4]):
         what = f"{field} has the shape {'×'.join(map(str, shape))}"

@@ -1,7 +1,7 @@
-"""The listening socket: opened with an error a person can act on, and closed without resetting anybody.
+"""The listening socket: opened with a clear error, and closed without resetting connections.
 
-Closing a socket resets the connections that the kernel has accepted and nobody has taken yet. Taking them first is
-not enough: others arrive between the last look and the close. So new ones are turned away by a filter beforehand.
+Closing a listener resets the connections that wait in its queue. Accepting them first is not enough, because others arrive
+before the close. So a socket filter drops new connections first.
 """
 
 import ctypes
@@ -15,30 +15,30 @@ BACKLOG = 2048
 
 _SO_ATTACH_FILTER = 26
 _RETURN = 0x06
-"""BPF's instruction that ends a filter; what it returns is how many bytes of a packet are kept"""
+"""the BPF instruction that returns how many bytes of a packet to keep"""
 
 
 class ListenError(QualmsError):
-    """The address cannot be listened on."""
+    """The service cannot listen on the address."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; ListenError says why there is none, where uvicorn would only log it."""
+    """A listening socket, or ListenError with the reason; uvicorn would only log it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         reason = (str(error.strerror) or str(error)).partition(" (")[0].lower()
         raise ListenError(
-            f"Port {port} of {host} cannot be listened on: {reason}; set QUALMS_HOST and QUALMS_PORT to a free address."
+            f"Port {port} of {host} cannot be used: {reason}; set QUALMS_HOST and QUALMS_PORT to a free address."
         ) from None
 
 
-def turn_away(listener: socket.socket) -> None:
-    """Have the kernel ignore who knocks from now on; they knock again a second later, when the socket is closed.
+def drop_new_connections(listener: socket.socket) -> None:
+    """Drop new SYN packets; clients retry about a second later, when the socket is closed.
 
-    Connections that exist, taken or waiting, are not affected. Where there are no filters, or not for everybody (a kernel
-    whose memory for them is used up gives them to the privileged alone), the queue is made as short as can be.
+    Existing connections, accepted or waiting, are not affected. If filters are not available (not Linux, or the kernel's
+    memory for them is used up), the queue is made as short as possible.
     """
     try:
         _drop_all(listener)
@@ -48,18 +48,18 @@ def turn_away(listener: socket.socket) -> None:
 
 def _drop_all(listener: socket.socket) -> None:
     if sys.platform != "linux":
-        raise OSError("there are no socket filters")
+        raise OSError("socket filters are not available")
     program = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))
     listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
 
 
-def take_waiting(listener: socket.socket) -> list[socket.socket]:
-    """The connections that the kernel has accepted and nobody has taken yet."""
+def accept_pending(listener: socket.socket) -> list[socket.socket]:
+    """The connections that wait to be accepted."""
     listener.setblocking(False)
-    waiting = []
-    while (found := _accept(listener)) is not None:
-        waiting.append(found)
-    return waiting
+    pending = []
+    while (connection := _accept(listener)) is not None:
+        pending.append(connection)
+    return pending
 
 
 def _accept(listener: socket.socket) -> socket.socket | None:

@@ -1,6 +1,6 @@
-"""The OpenAPI document, with the raw endpoints that FastAPI does not know of, and the page that shows it.
+"""The OpenAPI document, including `POST /predict`, which is not a FastAPI route, and the page that displays it.
 
-Assets are served from an installed package, so that the page works without the internet.
+The page's assets are served from an installed package, so that it works without internet access.
 """
 
 from typing import Any
@@ -12,23 +12,17 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
-from qualms.web.schemas import PredictReply, PredictRequest, ProblemReply
+from qualms.web.bodies import JSON, MULTIPART, RAW_IMAGE_TYPES
+from qualms.web.parameters import HEADERS, QUERY_PARAMETERS
+from qualms.web.predict import PATH as PREDICT_PATH
+from qualms.web.problems import MEDIA_TYPE, PREDICT_KINDS, Kind, ProblemReply
+from qualms.web.reply import PredictReply, PredictRequest
 
-_PROBLEMS = {
-    400: "The request cannot be read.",
-    408: "The body did not arrive before the deadline.",
-    413: "The body, an image or their number is too large.",
-    415: "Not an image or a content type that is taken.",
-    422: "A value, a shape or an operating point is not accepted.",
-    429: "The queue cannot meet the deadline; see Retry-After.",
-    503: "Loading or stopping.",
-    504: "Admitted, but the deadline passed first.",
-}
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
 def describe(app: FastAPI) -> None:
-    """Give `app` its document and its page."""
+    """Add the document and its page to `app`."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -61,53 +55,51 @@ def _document(app: FastAPI) -> dict[str, Any]:
         ref_template="#/components/schemas/{model}",
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    # FastAPI announces its own 422 wherever a path has a parameter; none of ours can fail to be a string.
+    # FastAPI documents a 422 for every path parameter; ours are strings, which cannot be invalid.
     for operations in document["paths"].values():
         operations["get"]["responses"].pop("422", None)
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas.update(definitions["$defs"])
-    document["paths"]["/predict"] = {"post": _predict()}
+    document["paths"][PREDICT_PATH] = {"post": _predict()}
     return document
 
 
 def _predict() -> dict[str, Any]:
     parameters = [
-        _query("score", {"type": "string"}, "Another of the model's scores to flag by."),
-        _query("target_fpr", _open_unit(), "Another false-alarm rate."),
-        _query("guarantee", {"type": "string", "enum": ["confident", "marginal"]}, "Another guarantee."),
-        _query("target_risk", _open_unit(), "Another error rate of trusted predictions."),
-        _header("X-Request-ID", {"type": "string"}, "Comes back in the reply and stands in the log."),
-        _header("X-Request-Timeout", {"type": "number", "exclusiveMinimum": 0}, "Seconds this request may take."),
+        *(_parameter("query", name, one.description, one.schema) for name, one in QUERY_PARAMETERS.items()),
+        *(_parameter("header", name, description, schema) for name, (description, schema) in HEADERS.items()),
     ]
+    form = {
+        "type": "object",
+        "properties": {"images": {"type": "array", "items": _BINARY["schema"], "minItems": 1}},
+        "required": ["images"],
+    }
     body = {
         "required": True,
         "content": {
-            "image/*": _BINARY,
-            "application/octet-stream": _BINARY,
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"images": {"type": "array", "items": _BINARY["schema"], "minItems": 1}},
-                    "required": ["images"],
-                }
-            },
-            "application/json": {"schema": {"$ref": "#/components/schemas/PredictRequest"}},
+            **dict.fromkeys(RAW_IMAGE_TYPES, _BINARY),
+            MULTIPART: {"schema": form},
+            JSON: {"schema": {"$ref": "#/components/schemas/PredictRequest"}},
         },
     }
     good = {
-        "description": "One result an image.",
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/PredictReply"}}},
+        "description": "One result per image.",
+        "content": {JSON: {"schema": {"$ref": "#/components/schemas/PredictReply"}}},
         "headers": {
             "X-Request-ID": {"schema": {"type": "string"}},
             "Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds of queue, decode, inference."},
         },
     }
-    problems = {str(status): problem(text) for status, text in _PROBLEMS.items()}
+    titles: dict[int, list[str]] = {}
+    for kind in PREDICT_KINDS:
+        if kind is not Kind.INTERNAL:
+            titles.setdefault(kind.status, []).append(f"{kind.title}.")
+    problems = {str(status): problem_response(" ".join(sentences)) for status, sentences in titles.items()}
     problems["429"]["headers"] = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}}}
     return {
         "tags": ["predict"],
-        "summary": "Predict the class of one or several images, and how far to believe it.",
+        "summary": "Predict the class of one or several images, with its uncertainty.",
         "operationId": "predict",
         "parameters": parameters,
         "requestBody": body,
@@ -115,19 +107,11 @@ def _predict() -> dict[str, Any]:
     }
 
 
-def problem(text: str) -> dict[str, Any]:
+def problem_response(description: str) -> dict[str, Any]:
     """An error reply of the document."""
     schema = {"$ref": "#/components/schemas/ProblemReply"}
-    return {"description": text, "content": {"application/problem+json": {"schema": schema}}}
+    return {"description": description, "content": {MEDIA_TYPE: {"schema": schema}}}
 
 
-def _query(name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
-
-
-def _header(name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
-    return {**_query(name, schema, text), "in": "header"}
-
-
-def _open_unit() -> dict[str, Any]:
-    return {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+def _parameter(location: str, name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": location, "required": False, "schema": schema, "description": description}

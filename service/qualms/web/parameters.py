@@ -1,76 +1,127 @@
-"""What a request asks for in its query string, strictly: a misspelt target must not be silently ignored.
+"""The query parameters and headers of `POST /predict`: their only definition, for parsing and for the OpenAPI document.
 
-Clients repeat the same few queries, so each is parsed once; the empty one, nearly all of them, not at all.
+Parsing is strict: a misspelt parameter is an error. Clients repeat the same few queries, so each is parsed once.
 """
 
+import math
 import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import get_args
+from itertools import count
+from typing import Any, get_args
 from urllib.parse import parse_qsl
 
-from qualms.decisions.flag import Guarantee
+from qualms.bundle.manifest import Guarantee
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
-from qualms.web.problems import Kind, Problem, shown
+from qualms.web.problems import Kind, Problem, quoted
 
-_GUARANTEES: dict[str, Guarantee] = {name: name for name in get_args(Guarantee)}
-_NAMES = ", ".join(OperatingPoint.__slots__)
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SCORE = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_LONGEST_NUMBER = 32
-"""characters; the cache keeps what was accepted, so what is accepted must be short"""
+_MAX_NUMBER_LENGTH = 32
+"""characters; accepted queries are cached, so they must be short"""
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_PROCESS_ID = secrets.token_hex(8)
+_COUNTER = count(secrets.randbits(32))
+"""drawing a random number for each request would be one system call per request"""
+
+
+@dataclass(frozen=True)
+class QueryParameter:
+    """One parameter of the query string: how it is documented and how it is parsed."""
+
+    description: str
+    schema: dict[str, Any]
+    parse: Callable[[str, str], Any]
+    """name and text to the value; Problem if it is not accepted"""
+
+
+def _score(name: str, text: str) -> str:
+    """A score's name; whether the model has that score is checked against its manifest."""
+    if not _SCORE.fullmatch(text):
+        raise Problem.invalid(name, text, "the name of one of the model's scores")
+    return text
+
+
+def _fraction(name: str, text: str) -> float:
+    well_formed = len(text) <= _MAX_NUMBER_LENGTH and _NUMBER.fullmatch(text)
+    if not well_formed or not 0.0 < float(text) < 1.0:
+        raise Problem.invalid(name, text, "a number strictly between 0 and 1")
+    return float(text)
+
+
+def _guarantee(name: str, text: str) -> str:
+    if text not in get_args(Guarantee):
+        raise Problem.invalid(name, text, " or ".join(get_args(Guarantee)))
+    return text
+
+
+_OPEN_UNIT_INTERVAL = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+
+QUERY_PARAMETERS = {
+    "score": QueryParameter("Another of the model's scores to flag by.", {"type": "string"}, _score),
+    "target_fpr": QueryParameter("Another false-alarm rate.", _OPEN_UNIT_INTERVAL, _fraction),
+    "guarantee": QueryParameter(
+        "Another guarantee.", {"type": "string", "enum": list(get_args(Guarantee))}, _guarantee
+    ),
+    "target_risk": QueryParameter("Another error rate of trusted predictions.", _OPEN_UNIT_INTERVAL, _fraction),
+}
+"""the fields of OperatingPoint, by name"""
+
+REQUEST_ID, REQUEST_TIMEOUT = "X-Request-ID", "X-Request-Timeout"
+HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
+    REQUEST_ID: ("Returned in the reply and written to the log.", {"type": "string"}),
+    REQUEST_TIMEOUT: ("Seconds this request may take.", {"type": "number", "exclusiveMinimum": 0}),
+}
+"""description and schema of each request header, by name"""
 
 
 def parse_query(raw: bytes) -> OperatingPoint:
-    """Read a raw query string (without the question mark); a Problem names the parameter that is wrong."""
+    """The operating point that a raw query string (without the question mark) selects."""
     return _parse(raw) if raw else DEFAULT_OPERATING_POINT
 
 
 @lru_cache(maxsize=1024)
 def _parse(raw: bytes) -> OperatingPoint:
-    values = _parameters(raw)
-    return OperatingPoint(
-        score=_score(values["score"]) if "score" in values else None,
-        target_fpr=_fraction("target_fpr", values["target_fpr"]) if "target_fpr" in values else None,
-        guarantee=_guarantee(values["guarantee"]) if "guarantee" in values else None,
-        target_risk=_fraction("target_risk", values["target_risk"]) if "target_risk" in values else None,
-    )
-
-
-def _parameters(raw: bytes) -> dict[str, str]:
-    """Names and values, each name known and given once."""
+    names = ", ".join(QUERY_PARAMETERS)
     try:
         pairs = parse_qsl(raw.decode("latin-1"), keep_blank_values=True, strict_parsing=True)
     except ValueError:
-        raise Problem.refused(
-            Kind.INVALID, None, "The query string is not of the form name=value&name=value", _NAMES
-        ) from None
-    values: dict[str, str] = {}
-    for name, value in pairs:
-        if name not in OperatingPoint.__slots__:
-            raise Problem.refused(Kind.INVALID, name, f"The query parameter {shown(name)} is unknown", _NAMES)
+        what = "The query string is not of the form name=value&name=value"
+        raise Problem.refused(Kind.INVALID, None, what, names) from None
+    values: dict[str, Any] = {}
+    for name, text in pairs:
+        if name not in QUERY_PARAMETERS:
+            raise Problem.refused(Kind.INVALID, name, f"The query parameter {quoted(name)} is unknown", names)
         if name in values:
-            raise Problem.refused(
-                Kind.INVALID, name, f"The query parameter {name} is given more than once", "one value"
-            )
-        values[name] = value
-    return values
+            what = f"The query parameter {name} is given more than once"
+            raise Problem.refused(Kind.INVALID, name, what, "one value")
+        values[name] = QUERY_PARAMETERS[name].parse(name, text)
+    return OperatingPoint(**values)
 
 
-def _score(value: str) -> str:
-    """A score's name by its form; whether the model has it, the model knows."""
-    if not _SCORE.fullmatch(value):
-        raise Problem.invalid("score", value, "the name of one of the model's scores")
-    return value
+def parse_timeout(headers: Mapping[bytes, bytes], default: float, maximum: float) -> float:
+    """Seconds that the request may take, by X-Request-Timeout or the default."""
+    text = headers.get(b"x-request-timeout")
+    if text is None:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= maximum:
+        accepted = f"seconds, more than 0 and at most {maximum:g}"
+        raise Problem.invalid(REQUEST_TIMEOUT, text.decode("latin-1"), accepted)
+    return seconds
 
 
-def _fraction(name: str, value: str) -> float:
-    well_formed = len(value) <= _LONGEST_NUMBER and _NUMBER.fullmatch(value)
-    if not well_formed or not 0.0 < float(value) < 1.0:
-        raise Problem.invalid(name, value, "a number strictly between 0 and 1")
-    return float(value)
+def parse_request_id(headers: Mapping[bytes, bytes]) -> str:
+    """X-Request-ID if it is safe for logs and headers, else a new id of 32 hex digits.
 
-
-def _guarantee(value: str) -> Guarantee:
-    if value not in _GUARANTEES:
-        raise Problem.invalid("guarantee", value, " or ".join(_GUARANTEES))
-    return _GUARANTEES[value]
+    The first half is random and the same for the whole process; the second half is a counter.
+    """
+    given = headers.get(b"x-request-id")
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given.decode("ascii")
+    return f"{_PROCESS_ID}{next(_COUNTER):016x}"

@@ -1,271 +1,351 @@
-"""POST /predict as a raw ASGI endpoint: no framework object is made between the socket and the model.
+"""POST /predict, from head to reply: parse → admit → queue → decide → reply.
 
-Small images are decoded on the event loop, a pass's worth at a time, which costs less than handing them to a thread;
-whatever could take longer goes to the bounded pool.
+`PredictRequest` is the one implementation. It has two thin entrances: `PredictHandler.direct`, which takes requests that the
+protocol has read completely and needs neither a task nor messages, and `PredictHandler.__call__`, an ASGI endpoint for
+bodies that are still arriving and for other servers.
+
+Small images are decoded on the event loop, which costs less than handing them to a thread; everything that could take
+longer goes to a bounded pool.
 """
 
 import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
 from qualms.errors import ImageError, OperatingPointError
 from qualms.images.input_spec import InputSpec
 from qualms.images.limits import decodes_quickly
 from qualms.images.preprocess import preprocess, preprocess_array
-from qualms.inference.jobs import Answer, Decode, Draining, Expired, Left, Overloaded
+from qualms.inference.batch import Answer, ClientDisconnected, Draining, Expired
 from qualms.settings import Settings
-from qualms.telemetry.logs import Rarely, access
-from qualms.telemetry.metrics import REASONS, ServiceMetrics
-from qualms.web.bodies import ClientDisconnected, ImageInput, Limits, parse_images, read_body
-from qualms.web.parameters import parse_query
-from qualms.web.problems import Kind, Problem, from_error, send_problem
-from qualms.web.request_ids import request_id_from
-from qualms.web.served_model import ServedModel
+from qualms.telemetry.logs import Throttle, access
+from qualms.telemetry.metrics import ServiceMetrics
+from qualms.web.bodies import ImageInput, Limits, parse_images, read_body
+from qualms.web.parameters import parse_query, parse_request_id, parse_timeout
+from qualms.web.problems import PREDICT_KINDS, Kind, Problem, from_error, overloaded_reply, send_reply
+from qualms.web.protocol import Exchange, body_is_complete, client_disconnected
+from qualms.web.reply import Reply
 from qualms.web.state import ServiceState
 
+PATH = "/predict"
 INLINE_BYTES = 32 * 1024
 INLINE_PIXELS = 96 * 96
-"""what is decoded on the event loop, if nothing in it may take longer than that: at most about a quarter of a millisecond"""
-PARSED_AT_ONCE = 256 * 1024
-"""bytes of a body that is parsed on the event loop"""
+"""images up to this size are decoded on the event loop: at most about a quarter of a millisecond"""
+INLINE_PARSE_BYTES = 256 * 1024
+"""bodies up to this size are parsed on the event loop"""
+CLIENT_CLOSED_REQUEST = 499
+"""the status counted if the client disconnects before the reply"""
 
-TRIED = "qualms.tried"
-"""in a scope's state: since when a request is here, and its id, if its image proved too large for the event loop"""
+STATUSES = (200, CLIENT_CLOSED_REQUEST, *dict.fromkeys(kind.status for kind in PREDICT_KINDS))
+REASONS = (*dict.fromkeys(kind.reason for kind in PREDICT_KINDS if kind.reason), "disconnected", "loading", "draining")
+"""labels of the metrics of predictions"""
 
-_SECONDS_A_LINE = 1.0
-"""under overload, refusals are logged together: a line for each would cost more than the refusal"""
+_LOG_SECONDS = 1.0
+"""refusals are logged together: one line for each would cost more than the refusal"""
 
-_TIMING = b"queue;dur=%.3f, decode;dur=%.3f, inference;dur=%.3f"
-
+T = TypeVar("T")
 _log = logging.getLogger("qualms.predict")
 
 
-class PredictEndpoint:
+class PredictHandler:
     """Answers predictions for the default model."""
 
     def __init__(self, settings: Settings, state: ServiceState, metrics: ServiceMetrics, pool: Executor) -> None:
-        self._settings = settings
-        self._state = state
+        self.settings = settings
+        self.state = state
+        self.pool = pool
+        self.limits = Limits(settings.max_body_bytes, settings.max_images, settings.max_json_depth)
         self._metrics = metrics
-        self._pool = pool
-        self._refusals = Rarely(_SECONDS_A_LINE)
-        self._limits = Limits(settings.max_body_bytes, settings.max_images, settings.max_json_depth)
+        self._refusals = Throttle(_LOG_SECONDS)
+
+    def direct(self, exchange: Exchange) -> bool:
+        """Start to answer a request that was read completely; False if it is not a prediction."""
+        scope = exchange.scope
+        if scope["path"] != PATH or scope["method"] != "POST":
+            return False
+        request = PredictRequest(self, dict(scope["headers"]), exchange.disconnected, exchange.reply)
+        exchange.on_cancel = request.cancel
+        if request.parse_head(scope["query_string"]):
+            request.answer(bytes(exchange.body))
+        return True
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Handle one HTTP request."""
+        """Answer one request over ASGI."""
+        replies: list[Reply | None] = []
+        replied = asyncio.Event()
+
+        def respond(reply: Reply | None) -> None:
+            replies.append(reply)
+            replied.set()
+
         headers = dict(scope["headers"])
-        tried = scope.get("state", {}).get(TRIED)
-        started, request_id = tried or (time.monotonic(), request_id_from(headers))
+        request = PredictRequest(self, headers, client_disconnected(receive), respond)
         try:
-            body, timing = await self._answer(scope, headers, request_id, started, receive, inline=not tried)
+            # Refuse before the body is read: a refusal must cost little.
+            if request.parse_head(scope["query_string"], admit=self.state.in_progress() > 1):
+                request.answer(await self._read(headers, receive, request.timeout))
+            await replied.wait()
         except (Exception, asyncio.CancelledError) as error:
-            code, problem = self.failure(error, request_id)
-            if problem is not None:
-                await send_problem(send, problem, request_id, self._state.closing_headers)
-        else:
-            code = 200
-            head = [
-                (b"content-type", b"application/json"),
-                (b"content-length", str(len(body)).encode()),
-                (b"x-request-id", request_id.encode()),
-                (b"server-timing", timing),
-                *self._state.closing_headers,
-            ]
-            await send({"type": "http.response.start", "status": 200, "headers": head})
-            await send({"type": "http.response.body", "body": body})
-        self.count(code, started, request_id)
+            request.fail(error)
+        if replies[0] is not None:
+            await send_reply(send, replies[0])
 
-    def failure(self, error: Exception | asyncio.CancelledError, request_id: str) -> tuple[int, Problem | None]:
-        """Status and reply, if anybody is there to read it, to whatever went wrong."""
-        if isinstance(error, ClientDisconnected | Left):
-            return 499, None
-        if isinstance(error, Overloaded):
-            error = Problem.overloaded(error.retry_after)
-        elif isinstance(error, Draining | asyncio.CancelledError):  # or the server's grace period is over
-            error = Problem.unavailable("The service is stopping.")
-        elif not isinstance(error, Problem):
-            _log.error("prediction failed", exc_info=error, extra={"request_id": request_id})
-            error = from_error(error)
-        return error.status, _without_frames(error)
-
-    def count(self, code: int, started: float, request_id: str) -> None:
-        """Count and, where that says something, log a request that is over."""
-        seconds = time.monotonic() - started
-        self._metrics.answered("predict", code, seconds)
-        if code == 200 and not _log.isEnabledFor(logging.DEBUG):  # good answers are counted; lines are for debugging
-            return
-        if code != 200:
-            self._reject(code)
-        if code == 429:
-            if refused := self._refusals.due(started + seconds):
-                _log.warning("overloaded", extra={"refused": refused, "request_id": request_id})
-        else:
-            access(_log, request_id=request_id, method="POST", route="predict", status=code, duration_ms=1e3 * seconds)
-
-    async def _answer(
-        self,
-        scope: Any,
-        headers: dict[bytes, bytes],
-        request_id: str,
-        started: float,
-        receive: Any,
-        *,
-        inline: bool,
-    ) -> tuple[bytes, bytes]:
-        """The body of a good reply, and its Server-Timing."""
-        model = self._ready_model()
-        asked = parse_query(scope["query_string"])
-        timeout = self.timeout(headers)
-        deadline = started + timeout
-        try:
-            if self._state.in_progress() > 1:
-                model.batcher.admit(1, deadline)  # what is refused should cost as little as can be
-            body = await self._read(headers, receive, timeout)
-            inputs = await self._parse(headers.get(b"content-type", b""), body)
-            if asked is not DEFAULT_OPERATING_POINT:
-                model.decider.rule(asked)  # an operating point that cannot be supported costs no inference
-            inline = inline and sum(map(_bytes, inputs)) <= INLINE_BYTES and all(map(_is_quick, inputs))
-            answer, decoded = await self._ask(inputs, model, deadline, _leaving(receive), inline=inline)
-        except OperatingPointError as error:
-            raise from_error(error, model.decider.blamed(asked)) from error
-        except Expired as error:
-            raise Problem.too_late(timeout) from error
-        except Overloaded as error:
-            if error.alone > timeout:
-                raise Problem.too_little_time(timeout, error.alone) from error
-            raise
-        model.count_answer(answer, decoded)
-        return write(answer, decoded, model, asked, request_id)
-
-    def _ready_model(self) -> ServedModel:
-        if self._state.model is None:
-            raise Problem.unavailable(self._state.why_not_ready or "The model is still loading.")
-        return self._state.model
-
-    def timeout(self, headers: dict[bytes, bytes]) -> float:
-        """Seconds this request may take, by its own word or by the setting."""
-        text = headers.get(b"x-request-timeout")
-        if text is None:
-            return self._settings.request_timeout_seconds
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = math.nan
-        most = self._settings.max_request_timeout_seconds
-        if not 0 < seconds <= most:
-            raise Problem.invalid(
-                "X-Request-Timeout", text.decode("latin-1"), f"seconds, more than 0 and at most {most:g}"
-            )
-        return seconds
-
-    async def _read(self, headers: dict[bytes, bytes], receive: Any, timeout: float) -> bytes:
-        """The body, which has as long to arrive as the whole request has; mostly it is there already."""
-        if getattr(_cycle(receive), "more_body", True) is False:
-            return await read_body(headers, receive, self._limits.body_bytes)
+    async def _read(self, headers: Mapping[bytes, bytes], receive: Any, timeout: float) -> bytes:
+        """The body, which must arrive within the request's timeout."""
+        if body_is_complete(receive):
+            return await read_body(headers, receive, self.limits.body_bytes)
         try:
             async with asyncio.timeout(timeout):
-                with self._state.uploads.one(self._settings.max_upload_bytes) as take:
-                    return await read_body(headers, receive, self._limits.body_bytes, take)
+                with self.state.uploads.upload(self.settings.max_upload_bytes) as reserve:
+                    return await read_body(headers, receive, self.limits.body_bytes, reserve)
         except TimeoutError:
             raise Problem.too_slow(timeout) from None
 
-    async def _parse(self, content_type: bytes, body: bytes) -> list[ImageInput]:
-        """The images of a body; a large one, which may be JSON that takes long to read, is parsed by the pool."""
-        if len(body) <= PARSED_AT_ONCE:
-            return parse_images(content_type, body, self._limits)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, parse_images, content_type, body, self._limits)
-
-    async def _ask(
-        self, inputs: list[ImageInput], model: ServedModel, deadline: float, gone: Callable[[], bool], *, inline: bool
-    ) -> tuple[Answer, float]:
-        """The model's answer, and how long decoding took."""
-        spec, most, batcher = model.bundle.manifest.input, self._settings.max_pixels, model.batcher
-        if inline:
-            try:
-                answer = await batcher.submit(
-                    self.inline(inputs, model), len(inputs), deadline, gone, alone=self._state.in_progress() == 1
-                )
-            except Problem as problem:
-                if problem.kind is not Kind.TOO_LARGE:
-                    raise
-            else:
-                return answer, answer.decode_seconds
-        batcher.admit(len(inputs), deadline)
-        with batcher.decoding(len(inputs)):
-            loop = asyncio.get_running_loop()
-            images, seconds = await loop.run_in_executor(self._pool, _timed_conform, inputs, spec, most, deadline)
-        batcher.decoded(len(inputs), seconds)
-        return await batcher.submit(lambda: images, len(inputs), deadline, gone), seconds
-
-    def inline(self, inputs: list[ImageInput], model: ServedModel) -> Decode:
-        """Decoding on the event loop; what has too many pixels for that is a Problem, TOO_LARGE."""
-        most = min(INLINE_PIXELS, self._settings.max_pixels)
-        return partial(_conform, inputs, model.bundle.manifest.input, most)
-
-    def _reject(self, code: int) -> None:
-        reason = REASONS.get(code)
-        if code == 503:
-            reason = "draining" if self._state.draining else "loading"
-        if reason is not None:
+    def count(self, status: int, kind: Kind | None, started: float, request_id: str) -> None:
+        """Count a request that is over, and log it unless it was answered as usual."""
+        seconds = time.monotonic() - started
+        self._metrics.answered("predict", status, seconds)
+        if status == 200 and not _log.isEnabledFor(logging.DEBUG):
+            return
+        if (reason := self._rejection(status, kind)) is not None:
             self._metrics.rejected(reason)
+        if status == Kind.OVERLOADED.status:
+            if refused := self._refusals.due(started + seconds):
+                _log.warning("overloaded", extra={"refused": refused, "request_id": request_id})
+        else:
+            access(
+                _log, request_id=request_id, method="POST", route="predict", status=status, duration_ms=1e3 * seconds
+            )
+
+    def _rejection(self, status: int, kind: Kind | None) -> str | None:
+        if status == CLIENT_CLOSED_REQUEST:
+            return "disconnected"
+        if kind is Kind.UNAVAILABLE:
+            return "draining" if self.state.draining else "loading"
+        return kind.reason if kind else None
 
 
-def write(
-    answer: Answer, decoded: float, model: ServedModel, asked: OperatingPoint, request_id: str
-) -> tuple[bytes, bytes]:
-    """The body of a good reply, and its Server-Timing."""
-    timing = _TIMING % (1e3 * answer.waited, 1e3 * decoded, 1e3 * answer.batch.seconds)
-    return model.writer.write(answer, asked, request_id), timing
+class PredictRequest:
+    """One request. `respond` is called once, with the reply, or with None if the client has disconnected."""
+
+    __slots__ = (
+        "_decode_seconds",
+        "_disconnected",
+        "_handler",
+        "_headers",
+        "_model",
+        "_over",
+        "_point",
+        "_respond",
+        "_started",
+        "id",
+        "timeout",
+    )
+
+    def __init__(
+        self,
+        handler: PredictHandler,
+        headers: Mapping[bytes, bytes],
+        disconnected: Callable[[], bool],
+        respond: Callable[[Reply | None], None],
+    ) -> None:
+        self._handler = handler
+        self._headers = headers
+        self._disconnected = disconnected
+        self._respond = respond
+        self._started = time.monotonic()
+        self._decode_seconds = 0.0
+        self._over = False
+        self._point = DEFAULT_OPERATING_POINT
+        self.id = parse_request_id(headers)
+        self.timeout = 0.0
+
+    def parse_head(self, query: bytes, *, admit: bool = False) -> bool:
+        """Check readiness, query and headers, and with `admit` the queue; False if the request was answered here."""
+        state, settings = self._handler.state, self._handler.settings
+        try:
+            self._model = state.ready_model()
+            self._point = parse_query(query)
+            self.timeout = parse_timeout(
+                self._headers, settings.request_timeout_seconds, settings.max_request_timeout_seconds
+            )
+            return not admit or self._admit(1)
+        except Exception as error:
+            self.fail(error)
+            return False
+
+    def answer(self, body: bytes) -> None:
+        """Parse the body, admit the request and queue its images."""
+        parse = partial(parse_images, self._headers.get(b"content-type", b""), body, self._handler.limits)
+        try:
+            if len(body) <= INLINE_PARSE_BYTES:
+                self._queue(parse())
+            else:
+                self._in_pool(parse, self._queue)
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with the problem that corresponds to an error."""
+        if self._over:
+            return
+        if isinstance(error, ClientDisconnected):
+            self._finish(CLIENT_CLOSED_REQUEST, None, None)
+            return
+        if isinstance(error, Expired):
+            error = Problem.too_late(self.timeout)
+        elif isinstance(error, Draining | asyncio.CancelledError):  # cancelled: the server's grace period is over
+            error = Problem.unavailable("The service is stopping.")
+        elif isinstance(error, OperatingPointError):
+            error = from_error(error, self._model.decider.refused_parameter(self._point))
+        elif not isinstance(error, Problem):
+            _log.error("prediction failed", exc_info=error, extra={"request_id": self.id})
+        problem = from_error(error)
+        self._finish(problem.status, problem.kind, problem.reply(self.id))
+        # The traceback's frames hold the problem: a cycle that would wait for the garbage collector.
+        problem.__cause__ = problem.__context__ = problem.__traceback__ = None
+
+    def cancel(self) -> None:
+        """Answer with 503, because the server's grace period is over."""
+        self.fail(asyncio.CancelledError())
+
+    def _admit(self, rows: int) -> bool:
+        """Whether the queue can answer `rows` images before the deadline; else the request is refused here."""
+        batcher = self._model.batcher
+        retry_after = batcher.retry_after(rows, self._started + self.timeout)
+        if retry_after is None:
+            return True
+        needed = batcher.admission.cost(rows)
+        if needed > self.timeout:
+            raise Problem.too_little_time(self.timeout, needed)
+        self._finish(Kind.OVERLOADED.status, Kind.OVERLOADED, overloaded_reply(retry_after, self.id))
+        return False
+
+    def _queue(self, inputs: list[ImageInput]) -> None:
+        """Queue images; small ones are decoded when the batcher takes them."""
+        if self._over:
+            return
+        if self._point is not DEFAULT_OPERATING_POINT:
+            self._model.decider.rule(self._point)  # an unsupported operating point costs no inference
+        if not self._admit(len(inputs)):
+            return
+        if sum(map(_size, inputs)) > INLINE_BYTES or not all(map(_decodes_quickly, inputs)):
+            self._decode_in_pool(inputs)
+            return
+        max_pixels = min(INLINE_PIXELS, self._handler.settings.max_pixels)
+        decode = partial(decode_images, inputs, self._model.bundle.manifest.input, max_pixels)
+        done = partial(self._decoded_inline, inputs)
+        self._model.batcher.queue(decode, len(inputs), self._started + self.timeout, self._gone, done)
+
+    def _decoded_inline(self, inputs: list[ImageInput], result: Answer | Exception) -> None:
+        if isinstance(result, Problem) and result.kind is Kind.TOO_LARGE and not self._over:
+            self._decode_in_pool(inputs)  # it has too many pixels for the event loop
+        else:
+            self._done(result)
+
+    def _decode_in_pool(self, inputs: list[ImageInput]) -> None:
+        rows, deadline = len(inputs), self._started + self.timeout
+        spec, max_pixels = self._model.bundle.manifest.input, self._handler.settings.max_pixels
+        admission = self._model.batcher.admission
+
+        def decoded(result: tuple[list[NDArray[np.uint8]], float]) -> None:
+            images, self._decode_seconds = result
+            admission.decode_ended(rows, self._decode_seconds)
+            if not self._over and self._admit(rows):
+                self._model.batcher.queue(lambda: images, rows, deadline, self._gone, self._done)
+
+        admission.decode_started(rows)
+        self._in_pool(
+            partial(_timed_decode, inputs, spec, max_pixels, deadline),
+            decoded,
+            lambda: admission.decode_ended(rows, None),
+        )
+
+    def _in_pool(
+        self, work: Callable[[], T], then: Callable[[T], None], on_error: Callable[[], None] = lambda: None
+    ) -> None:
+        """Run `work` in the pool, then call `then` with its result, or `on_error` and `fail`, on the event loop."""
+
+        def finished(future: "asyncio.Future[T]") -> None:
+            error = asyncio.CancelledError() if future.cancelled() else future.exception()
+            if error is not None:
+                on_error()
+                self.fail(error)
+                return
+            try:
+                then(future.result())
+            except Exception as failure:
+                self.fail(failure)
+
+        asyncio.get_running_loop().run_in_executor(self._handler.pool, work).add_done_callback(finished)
+
+    def _gone(self) -> bool:
+        return self._over or self._disconnected()
+
+    def _done(self, result: Answer | Exception) -> None:
+        """Write the reply to a request whose images were run."""
+        if self._over:
+            return
+        if isinstance(result, Exception):
+            self.fail(result)
+            return
+        decode_seconds = self._decode_seconds + result.decode_seconds
+        try:
+            body = self._model.writer.write(result, self._point, self.id)
+        except Exception as error:
+            self.fail(error)
+            return
+        timing = (1e3 * result.waited, 1e3 * decode_seconds, 1e3 * result.batch.seconds)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", self.id.encode()),
+            (b"server-timing", b"queue;dur=%.3f, decode;dur=%.3f, inference;dur=%.3f" % timing),
+        ]
+        self._finish(200, None, Reply(200, headers, body))
+        self._model.count_answer(result.waited, decode_seconds)  # after the reply was sent
+
+    def _finish(self, status: int, kind: Kind | None, reply: Reply | None) -> None:
+        self._over = True
+        if reply is not None and self._handler.state.draining:
+            reply.headers.extend(self._handler.state.closing_headers)
+        self._respond(reply)
+        self._handler.count(status, kind, self._started, self.id)
 
 
-def _without_frames(problem: Problem) -> Problem:
-    """Cut the frames off, which hold the problem that holds them: thousands of refusals would wait for the collector."""
-    problem.__cause__ = problem.__context__ = None
-    return problem.with_traceback(None)
-
-
-def _is_quick(given: ImageInput) -> bool:
-    return not isinstance(given, bytes) or decodes_quickly(given)
-
-
-def _bytes(given: ImageInput) -> int:
-    return len(given) if isinstance(given, bytes) else given.nbytes
-
-
-def _conform(
+def decode_images(
     inputs: list[ImageInput], spec: InputSpec, max_pixels: int, deadline: float = math.inf
 ) -> list[NDArray[np.uint8]]:
-    """Every input as the model takes it; a Problem names the image by its place."""
+    """Every image as the model's input, (H, W, C); a Problem names the image by its index."""
     images = []
-    for place, given in enumerate(inputs):
-        if time.monotonic() > deadline:  # it waited too long for its turn to be decoded
+    for index, image in enumerate(inputs):
+        if time.monotonic() > deadline:  # it waited too long for a thread of the pool
             raise Expired
         try:
-            if isinstance(given, bytes):
-                images.append(preprocess(given, spec, max_pixels=max_pixels))
+            if isinstance(image, bytes):
+                images.append(preprocess(image, spec, max_pixels=max_pixels))
             else:
-                _check_pixels(given, max_pixels)
-                images.append(preprocess_array(given, spec))
+                _check_pixels(image, max_pixels)
+                images.append(preprocess_array(image, spec))
         except ImageError as error:
-            raise from_error(error, f"images[{place}]") from error
+            raise from_error(error, f"images[{index}]") from error
     return images
 
 
-def _timed_conform(
+def _timed_decode(
     inputs: list[ImageInput], spec: InputSpec, max_pixels: int, deadline: float
 ) -> tuple[list[NDArray[np.uint8]], float]:
     start = time.monotonic()
-    return _conform(inputs, spec, max_pixels, deadline), time.monotonic() - start
+    return decode_images(inputs, spec, max_pixels, deadline), time.monotonic() - start
 
 
 def _check_pixels(pixels: NDArray[np.uint8], max_pixels: int) -> None:
@@ -276,12 +356,9 @@ def _check_pixels(pixels: NDArray[np.uint8], max_pixels: int) -> None:
         )
 
 
-def _cycle(receive: Any) -> Any:
-    """What uvicorn knows of a request: its `receive` is a method of that. Asking by ASGI would cost a task or a timer."""
-    return getattr(receive, "__self__", None)
+def _decodes_quickly(image: ImageInput) -> bool:
+    return not isinstance(image, bytes) or decodes_quickly(image)
 
 
-def _leaving(receive: Any) -> Any:
-    """Whether the client has left, as far as the server says so."""
-    cycle = _cycle(receive)
-    return lambda: getattr(cycle, "disconnected", False) is True
+def _size(image: ImageInput) -> int:
+    return len(image) if isinstance(image, bytes) else image.nbytes

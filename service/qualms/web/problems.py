@@ -1,6 +1,6 @@
 """Every error reply, as RFC 9457 problem details: what was wrong with which field, and what is accepted.
 
-A problem is raised where it is found and sent by whoever owns the connection; nothing else makes error bodies.
+A Problem is raised where the error is detected and sent by the code that owns the connection.
 """
 
 import math
@@ -10,38 +10,58 @@ from functools import lru_cache
 from typing import Final, Self
 
 import orjson
+from pydantic import BaseModel
 from starlette.types import Send
 
 from qualms.errors import ImageError, OperatingPointError
+from qualms.web.reply import Reply
 
 MEDIA_TYPE: Final = "application/problem+json"
 
 
 class Kind(Enum):
-    """The kinds of problem: status, last part of the stable `type` URI, and title."""
+    """The kinds of problem: status, last part of the stable `type` URI, title, and reason in `qualms_rejected_total`."""
 
-    MALFORMED = 400, "malformed", "The request cannot be read"
-    NOT_FOUND = 404, "not-found", "There is nothing here"
-    WRONG_METHOD = 405, "wrong-method", "The method is not allowed here"
-    TOO_SLOW = 408, "too-slow", "The body did not arrive in time"
-    TOO_LARGE = 413, "too-large", "The request is too large"
-    UNSUPPORTED = 415, "unsupported", "This is not an image that is taken"
-    INVALID = 422, "invalid", "A value is not accepted"
-    WRONG_SHAPE = 422, "wrong-shape", "An image has the wrong shape"
-    OPERATING_POINT = 422, "operating-point", "The calibration does not support this operating point"
-    OVERLOADED = 429, "overloaded", "There are more requests than can be answered in time"
-    INTERNAL = 500, "internal", "The service failed"
-    UNAVAILABLE = 503, "unavailable", "The service is not ready"
-    TOO_LATE = 504, "too-late", "The deadline has passed"
+    MALFORMED = 400, "malformed", "The request cannot be read", "malformed"
+    NOT_FOUND = 404, "not-found", "There is nothing here", None
+    WRONG_METHOD = 405, "wrong-method", "The method is not allowed here", None
+    TOO_SLOW = 408, "too-slow", "The body did not arrive in time", "slow"
+    TOO_LARGE = 413, "too-large", "The request is too large", "too_large"
+    UNSUPPORTED = 415, "unsupported", "This is not an accepted image", "unsupported"
+    INVALID = 422, "invalid", "A value is not accepted", "invalid"
+    WRONG_SHAPE = 422, "wrong-shape", "An image has the wrong shape", "invalid"
+    OPERATING_POINT = 422, "operating-point", "The calibration does not support this operating point", "invalid"
+    OVERLOADED = 429, "overloaded", "There are more requests than can be answered in time", "overload"
+    INTERNAL = 500, "internal", "The service failed", None
+    UNAVAILABLE = 503, "unavailable", "The service is not ready", None
+    TOO_LATE = 504, "too-late", "The deadline has passed", "expired"
 
-    def __init__(self, status: int, slug: str, title: str) -> None:
+    def __init__(self, status: int, slug: str, title: str, reason: str | None) -> None:
         self.status = status
         self.slug = slug
         self.title = title
+        self.reason = reason
 
 
-class Problem(Exception):  # noqa: N818  # RFC 9457 calls it that
-    """An error reply; a new one each time, since a raised exception gathers its traceback."""
+PREDICT_KINDS = tuple(kind for kind in Kind if kind not in (Kind.NOT_FOUND, Kind.WRONG_METHOD))
+"""the problems that POST /predict may answer with"""
+
+
+class ProblemReply(BaseModel):
+    """RFC 9457 problem details."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+    request_id: str | None = None
+    field: str | None = None
+    accepted: str | None = None
+
+
+class Problem(Exception):  # noqa: N818  # RFC 9457's term
+    """An error reply. Make a new one each time: a raised exception holds its traceback."""
 
     def __init__(
         self,
@@ -55,7 +75,7 @@ class Problem(Exception):  # noqa: N818  # RFC 9457 calls it that
         super().__init__(detail)
         self.kind: Final = kind
         self.detail: Final = detail
-        self.field: Final = None if field is None else _cut(field)
+        self.field: Final = None if field is None else _shorten(field)
         self.accepted: Final = accepted
         self.headers: Final = dict(headers or {})
 
@@ -64,34 +84,40 @@ class Problem(Exception):  # noqa: N818  # RFC 9457 calls it that
         """The HTTP status."""
         return self.kind.status
 
-    @property
-    def title(self) -> str:
-        """What this kind of problem is called, the same for every occurrence."""
-        return self.kind.title
+    def body(self, request_id: str) -> bytes:
+        """The problem details as JSON, without members that have no value."""
+        reply = ProblemReply(
+            type=f"/problems/{self.kind.slug}",
+            title=self.kind.title,
+            status=self.kind.status,
+            detail=self.detail,
+            instance=f"/requests/{request_id}",
+            request_id=request_id,
+            field=self.field,
+            accepted=self.accepted,
+        )
+        return orjson.dumps(reply.model_dump(exclude_none=True))
 
-    def body(self, request_id: str | None) -> bytes:
-        """The problem details as JSON; members that say nothing are left out."""
-        members = {
-            "type": f"/problems/{self.kind.slug}",
-            "title": self.kind.title,
-            "status": self.kind.status,
-            "detail": self.detail,
-            "instance": None if request_id is None else f"/requests/{request_id}",
-            "request_id": request_id,
-            "field": self.field,
-            "accepted": self.accepted,
-        }
-        return orjson.dumps({name: value for name, value in members.items() if value is not None})
+    def reply(self, request_id: str) -> Reply:
+        """The whole HTTP reply."""
+        body = self.body(request_id)
+        headers = [
+            (b"content-type", MEDIA_TYPE.encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"x-request-id", request_id.encode()),
+            *((name.encode(), value.encode()) for name, value in self.headers.items()),
+        ]
+        return Reply(self.status, headers, body)
 
     @classmethod
     def refused(cls, kind: Kind, field: str | None, what: str, accepted: str) -> Self:
-        """Any kind, in the usual form of a sentence: what is wrong, then what is accepted."""
+        """Any kind, as one sentence: what is wrong, then what is accepted."""
         return cls(kind, f"{what}; accepted: {accepted}.", field=field, accepted=accepted)
 
     @classmethod
     def invalid(cls, field: str, value: str, accepted: str) -> Self:
         """422: a field has a value that is not accepted."""
-        return cls.refused(Kind.INVALID, field, f"{field} is {shown(value)}", accepted)
+        return cls.refused(Kind.INVALID, field, f"{field} is {quoted(value)}", accepted)
 
     @classmethod
     def not_found(cls, detail: str) -> Self:
@@ -100,8 +126,8 @@ class Problem(Exception):  # noqa: N818  # RFC 9457 calls it that
 
     @classmethod
     def wrong_method(cls, method: str, allowed: str) -> Self:
-        """405, with the Allow header that it must have."""
-        what = f"The method {shown(method)} is not allowed here"
+        """405, with the Allow header that RFC 9110 requires."""
+        what = f"The method {quoted(method)} is not allowed here"
         return cls(Kind.WRONG_METHOD, f"{what}; accepted: {allowed}.", accepted=allowed, headers={"allow": allowed})
 
     @classmethod
@@ -116,14 +142,14 @@ class Problem(Exception):  # noqa: N818  # RFC 9457 calls it that
 
     @classmethod
     def too_little_time(cls, seconds: float, needed: float) -> Self:
-        """422: a deadline that an idle service could not meet either, so that to try again is of no use."""
+        """422: the deadline is shorter than what the request needs on an idle service, so retrying cannot help."""
         accepted = f"X-Request-Timeout of at least {math.ceil(1e3 * needed) / 1e3:g}, or fewer images"
         what = f"The request has {seconds:g} s, and its images alone take longer"
         return cls.refused(Kind.INVALID, "X-Request-Timeout", what, accepted)
 
     @classmethod
     def too_many_uploads(cls) -> Self:
-        """429: bodies that are on their way take all the memory there is for them; what is left of this one is not read."""
+        """429: the bodies being received use all memory reserved for them; the rest of this one is not read."""
         return cls(
             Kind.OVERLOADED,
             "Too many bodies are being sent at once; try again in 1 s.",
@@ -137,7 +163,7 @@ class Problem(Exception):  # noqa: N818  # RFC 9457 calls it that
 
     @classmethod
     def too_slow(cls, seconds: float) -> Self:
-        """408: the body was not there within the request's `seconds`; what is left of it is not waited for."""
+        """408: the body did not arrive within the request's timeout; the rest of it is not read."""
         return cls(
             Kind.TOO_SLOW,
             f"The body did not arrive within the request's {seconds:g} s.",
@@ -146,12 +172,12 @@ class Problem(Exception):  # noqa: N818  # RFC 9457 calls it that
 
     @classmethod
     def too_late(cls, seconds: float) -> Self:
-        """504: admitted, but not answered within its `seconds`."""
+        """504: admitted, but not answered within the request's timeout."""
         return cls(Kind.TOO_LATE, f"The request was not answered within its {seconds:g} s.")
 
     @classmethod
     def from_status(cls, status: int, detail: str) -> Self:
-        """What a framework says with a bare status; one that is not ours counts as the general one of its class."""
+        """The problem for a status that the framework chose; an unknown status becomes 400 or 500."""
         general = Kind.MALFORMED if 400 <= status < 500 else Kind.INTERNAL
         return cls(next((kind for kind in Kind if kind.status == status), general), detail)
 
@@ -164,66 +190,48 @@ _IMAGE_KINDS = {
 }
 
 
-def from_error(error: Exception, field: str | None = None) -> Problem:
-    """The reply to an error: our sentence where the caller can act on it, else a 500 without internals."""
+def from_error(error: BaseException, field: str | None = None) -> Problem:
+    """The problem for an error: its sentence if the client can act on it, else a 500 without internals."""
+    if isinstance(error, Problem):
+        return error
     if isinstance(error, ImageError):
         return Problem(_IMAGE_KINDS[error.reason], str(error), field=field)
     if isinstance(error, OperatingPointError):
         return Problem(Kind.OPERATING_POINT, str(error), field=field)
-    return Problem(Kind.INTERNAL, "The service failed to answer; its log says why, under this request id.")
+    return Problem(Kind.INTERNAL, "The service failed to answer; its log has the reason under this request id.")
 
 
-async def send_problem(
-    send: Send, problem: Problem, request_id: str, extra_headers: Iterable[tuple[bytes, bytes]] = ()
-) -> None:
-    """Send the whole reply over ASGI."""
-    body = problem.body(request_id)
-    headers = [*problem_headers(problem, body, request_id), *extra_headers]
-    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def send_reply(send: Send, reply: Reply, extra_headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """Send a whole reply over ASGI."""
+    headers = [*reply.headers, *extra_headers]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
 
 
-def problem_headers(problem: Problem, body: bytes, request_id: str) -> list[tuple[bytes, bytes]]:
-    """The headers of such a reply."""
-    return [
-        (b"content-type", MEDIA_TYPE.encode()),
-        (b"content-length", str(len(body)).encode()),
-        (b"x-request-id", request_id.encode()),
-        *((name.encode(), value.encode()) for name, value in problem.headers.items()),
-    ]
-
-
-def overloaded_reply(retry_after: int, request_id: str) -> tuple[bytes, bytes]:
-    """Head lines and body of a 429, as `Problem.overloaded` has them, for a small part of what making one costs."""
-    head, body = _overloaded_form(retry_after)
+def overloaded_reply(retry_after: int, request_id: str) -> Reply:
+    """The reply of `Problem.overloaded`, from a template: a refusal must cost much less than an answer."""
+    head, template, padding = _overloaded_template(retry_after)
     given = request_id.encode()
-    body = body.replace(_ANY_ID, given)
-    return head.replace(_ANY_ID, given).replace(_ANY_LENGTH, b"%d" % len(body)), body
+    body = template.replace(_ANY_ID, given)
+    length = (b"content-length", b"%d" % (padding + 2 * len(given)))
+    return Reply(Kind.OVERLOADED.status, [*head, length, (b"x-request-id", given)], body)
 
 
-_ANY_ID, _ANY_LENGTH = b"<id>", b"<length>"
+_ANY_ID = b"<id>"
 
 
 @lru_cache(maxsize=64)
-def _overloaded_form(retry_after: int) -> tuple[bytes, bytes]:
-    problem, any_id = Problem.overloaded(retry_after), _ANY_ID.decode()
-    body = problem.body(any_id)
-    head = [
-        (name, _ANY_LENGTH if name == b"content-length" else value)
-        for name, value in problem_headers(problem, body, any_id)
-    ]
-    return head_lines(head), body
+def _overloaded_template(retry_after: int) -> tuple[list[tuple[bytes, bytes]], bytes, int]:
+    """Headers that do not depend on the request id, the body with a placeholder, and its length without the two ids."""
+    reply = Problem.overloaded(retry_after).reply(_ANY_ID.decode())
+    head = [header for header in reply.headers if header[0] not in (b"content-length", b"x-request-id")]
+    return head, reply.body, len(reply.body) - 2 * len(_ANY_ID)
 
 
-def head_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Headers as HTTP/1.1 has them."""
-    return b"".join(b"%b: %b\r\n" % header for header in headers)
+def quoted(text: str) -> str:
+    """A client's text for an error sentence: quoted, shortened and without control characters."""
+    return repr(_shorten(text))
 
 
-def shown(text: str) -> str:
-    """A stranger's text for a sentence: quoted, cut, and without control characters."""
-    return repr(_cut(text))
-
-
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 64 else text[:61] + "..."

@@ -1,88 +1,116 @@
-"""The JSON of a reply to /predict, built from a batch that was judged as a whole."""
+"""The bodies of replies: their schemas, and the writer of `POST /predict`."""
 
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import orjson
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field
 
 from qualms.bundle.file import Bundle
-from qualms.decisions.operating_point import OperatingPoint
+from qualms.bundle.manifest import Predictor
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
+from qualms.decisions.results import Part, Result, ResultBuilder, Row
 from qualms.decisions.verdicts import Decider, Rule, Verdicts, decide
-from qualms.inference.jobs import Answer, Batch
+from qualms.inference.batch import Answer, Batch
 
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
+
+class Reply(NamedTuple):
+    """A whole HTTP reply."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class ModelId(Part):
+    """The model that answered."""
+
+    name: str
+    version: str
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class PredictReply(Part):
+    """A reply to /predict: one result per image, in the order they were sent."""
+
+    model: ModelId
+    request_id: str
+    results: Annotated[list[Result], Field(min_length=1)]
+
+
+class PredictRequest(Part):
+    """Images as JSON: base64 of image files, or arrays of pixels (H×W, or H×W×C with C = 1, 3 or 4)."""
+
+    images: Annotated[list[str | list[Any]], Field(min_length=1)]
+
+
+class Status(Part):
+    """The reply of a health check that succeeded."""
+
+    status: Literal["alive", "ready"]
+    provider: str | None = None
+
+
+class ModelSummary(BaseModel):
+    """The facts about a model that an application needs."""
+
+    name: str
+    version: str
+    digest: str
+    classes: list[str]
+    input: dict[str, Any]
+    prediction: Predictor
+    operating: dict[str, Any]
+    calibration: dict[str, Any]
+    provider: str
+    max_batch: int
+    cost_seconds: dict[str, float]
+
+
+class ModelList(Part):
+    """The models being served."""
+
+    models: list[ModelSummary]
+
+
+class ModelReply(ModelSummary):
+    """One model with its manifest, without calibration scores and golden vectors."""
+
+    manifest: dict[str, Any]
 
 
 class ReplyWriter:
-    """Writes replies of one model."""
+    """Writes the replies of one model. Outputs, verdicts and rows are computed once per batch and operating point."""
 
     def __init__(self, bundle: Bundle, decider: Decider, output_names: list[str]) -> None:
         manifest = bundle.manifest
-        self._classes = manifest.classes
-        self._source = "base_probabilities" if manifest.prediction == "base" else "probabilities"
-        self._model = {"name": manifest.name, "version": manifest.version, "digest": bundle.digest}
+        self._model = ModelId(name=manifest.name, version=manifest.version, digest=bundle.digest).model_dump()
+        self._builder = ResultBuilder(manifest)
         self._decider = decider
-        self._names = output_names
+        self._output_names = output_names
 
     def outputs(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """A batch's outputs by name."""
-        found: dict[str, NDArray[Any]] | None = batch.notes.get("outputs")
-        if found is None:
-            found = batch.notes["outputs"] = dict(zip(self._names, batch.outputs, strict=True))
-        return found
+        outputs: dict[str, NDArray[Any]] | None = batch.cache.get("outputs")
+        if outputs is None:
+            outputs = batch.cache["outputs"] = dict(zip(self._output_names, batch.outputs, strict=True))
+        return outputs
 
-    def verdicts(self, batch: Batch, asked: OperatingPoint) -> tuple[Rule, Verdicts]:
-        """A batch judged by what was asked, once for all requests that asked it."""
-        found: tuple[Rule, Verdicts] | None = batch.notes.get(asked)
-        if found is None:
-            rule = self._decider.rule(asked)
-            found = batch.notes[asked] = (rule, decide(rule, self.outputs(batch)))
-        return found
+    def verdicts(self, batch: Batch, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> tuple[Rule, Verdicts]:
+        """The verdicts on a batch at an operating point, and the rule behind them."""
+        verdicts: tuple[Rule, Verdicts] | None = batch.cache.get(point)
+        if verdicts is None:
+            rule = self._decider.rule(point)
+            verdicts = batch.cache[point] = (rule, decide(rule, self.outputs(batch)))
+        return verdicts
 
-    def write(self, answer: Answer, asked: OperatingPoint, request_id: str) -> bytes:
-        """The whole body for one request."""
-        outputs = self.outputs(answer.batch)
-        rule, verdicts = self.verdicts(answer.batch, asked)
-        rows = range(answer.start, answer.start + answer.count)
-        results = [self._result(row, outputs, rule, verdicts) for row in rows]
-        return orjson.dumps({"model": self._model, "request_id": request_id, "results": results}, option=_OPTIONS)
-
-    def _result(self, row: int, outputs: dict[str, NDArray[Any]], rule: Rule, verdicts: Verdicts) -> dict[str, Any]:
-        index = int(outputs["prediction"][row])
-        return {
-            "prediction": {
-                "index": index,
-                "label": self._classes[index],
-                "probability": outputs[self._source][row, index],
-            },
-            "dirichlet": {"alpha": outputs["alpha"][row], "precision": outputs["precision"][row]},
-            "uncertainty": {
-                "total": {"entropy": outputs["entropy"][row], "max_probability": outputs["max_probability"][row]},
-                "epistemic": {
-                    "mutual_information": outputs["mutual_information"][row],
-                    "differential_entropy": outputs["differential_entropy"][row],
-                    "precision": outputs["precision"][row],
-                },
-                "aleatoric": outputs["expected_entropy"][row],
-            },
-            "ood": {
-                "flag": bool(verdicts.flags[row]),
-                "score": rule.flag.score,
-                "value": verdicts.values[row],
-                "threshold": rule.flag.threshold,
-                "p_value": verdicts.p_values[row],
-                "target_fpr": rule.flag.target_fpr,
-                "guarantee": rule.flag.guarantee,
-            },
-            "trust": self._trust(row, rule, verdicts),
-        }
-
-    def _trust(self, row: int, rule: Rule, verdicts: Verdicts) -> dict[str, Any]:
-        found = {
-            "accept": None if verdicts.accepts is None else bool(verdicts.accepts[row]),
-            "score": rule.trust_score,
-            "value": verdicts.trust_values[row],
-            "threshold": None if rule.trust is None else rule.trust.threshold,
-            "target_risk": rule.target_risk,
-        }
-        return found if rule.refusal is None else {**found, "refusal": rule.refusal}
+    def write(self, answer: Answer, point: OperatingPoint, request_id: str) -> bytes:
+        """The JSON body for one request."""
+        rule, verdicts = self.verdicts(answer.batch, point)
+        rows: list[Row] | None = answer.batch.cache.get(("rows", point))
+        if rows is None:
+            rows = self._builder.rows(self.outputs(answer.batch), rule, verdicts)
+            answer.batch.cache["rows", point] = rows
+        results = list(map(self._builder.nested(rule), rows[answer.start : answer.start + answer.count]))
+        reply = {"model": self._model, "request_id": request_id, "results": results}
+        return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)

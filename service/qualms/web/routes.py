@@ -10,18 +10,19 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
 from qualms.telemetry.metrics import OPEN_METRICS, expose
-from qualms.web.openapi import problem
-from qualms.web.problems import MEDIA_TYPE, Problem, from_error, shown
-from qualms.web.schemas import ModelList, ModelReply, Status
+from qualms.web.openapi import problem_response
+from qualms.web.predict import PATH as PREDICT_PATH
+from qualms.web.problems import MEDIA_TYPE, Problem, from_error, quoted
+from qualms.web.reply import ModelList, ModelReply, Status
 from qualms.web.served_model import ServedModel
 from qualms.web.state import ServiceState
 
-_ROUTES = {"/predict": "predict", "/metrics": "metrics", "/docs": "docs", "/openapi.json": "docs"}
+_ROUTES = {PREDICT_PATH: "predict", "/metrics": "metrics", "/docs": "docs", "/openapi.json": "docs"}
 _HEALTH = ("/livez", "/readyz", "/healthz")
 
 
 def route_name(path: str) -> str:
-    """The low-cardinality name of a path, for metrics."""
+    """The route label of a path in metrics and logs."""
     if path in _HEALTH:
         return "health"
     if path == "/models" or path.startswith("/models/"):
@@ -30,10 +31,10 @@ def route_name(path: str) -> str:
 
 
 def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -> None:
-    """Register everything that is not on the hot path."""
+    """Add all routes except `POST /predict`."""
 
-    not_ready: dict[int | str, dict[str, Any]] = {503: problem("Loading or stopping.")}
-    unknown: dict[int | str, dict[str, Any]] = {404: problem("No such model.")}
+    not_ready: dict[int | str, dict[str, Any]] = {503: problem_response("Loading or stopping.")}
+    unknown: dict[int | str, dict[str, Any]] = {404: problem_response("No such model.")}
     exposition: dict[int | str, dict[str, Any]] = {200: {"content": {OPEN_METRICS: {"schema": {"type": "string"}}}}}
 
     @app.get("/livez", tags=["health"], summary="Is the process alive?", response_model=Status)
@@ -62,7 +63,7 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -
     )
     async def model(name: str) -> Response:
         if state.model is None or state.model.bundle.manifest.name != name:
-            raise Problem.not_found(f"There is no model {shown(name)} here.")
+            raise Problem.not_found(f"There is no model {quoted(name)} here.")
         manifest = state.model.bundle.manifest
         document = manifest.model_dump(mode="json", exclude={"golden": True, "calibration": {"scores", "trust"}})
         return _json({**_summary(state.model), "manifest": document})
@@ -87,12 +88,12 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -
         return _refusal(request, from_error(error), None)
 
     @app.exception_handler(Problem)
-    async def own_error(request: Request, found: Problem) -> Response:
-        return _refusal(request, found, found.headers)
+    async def own_error(request: Request, problem: Problem) -> Response:
+        return _refusal(request, problem, problem.headers)
 
 
 def _summary(model: ServedModel) -> dict[str, Any]:
-    """What an application needs to know of a model."""
+    """The facts about a model that an application needs."""
     manifest = model.bundle.manifest
     rule = model.decider.rule()
     operating: dict[str, Any] = {
@@ -126,17 +127,17 @@ def _summary(model: ServedModel) -> dict[str, Any]:
 
 
 def _framework_problem(request: Request, error: HTTPException) -> Problem:
-    """Starlette's bare "Not Found" as a sentence."""
+    """A sentence in place of Starlette's "Not Found"."""
     if error.status_code == 404:
-        return Problem.not_found(f"There is nothing at {shown(request.url.path)}.")
+        return Problem.not_found(f"There is nothing at {quoted(request.url.path)}.")
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "GET")
         return Problem.wrong_method(request.method, allowed.replace("GET", "GET, HEAD"))
     return Problem.from_status(error.status_code, str(error.detail))
 
 
-def _refusal(request: Request, found: Problem, headers: Mapping[str, str] | None) -> Response:
-    return Response(found.body(request.state.request_id), found.status, headers, MEDIA_TYPE)
+def _refusal(request: Request, problem: Problem, headers: Mapping[str, str] | None) -> Response:
+    return Response(problem.body(request.state.request_id), problem.status, headers, MEDIA_TYPE)
 
 
 def _json(value: Any) -> Response:

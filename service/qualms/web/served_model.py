@@ -1,20 +1,20 @@
-"""One model being served: its file, its engine, its queue, its rules and its metrics."""
+"""One model being served: bundle, engine, queue, decisions, replies and metrics."""
 
 from prometheus_client import CollectorRegistry
 
 from qualms.bundle.file import Bundle
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
 from qualms.decisions.verdicts import Decider
+from qualms.inference.batch import Batch
 from qualms.inference.batcher import Batcher
 from qualms.inference.engine import Engine
-from qualms.inference.jobs import Answer, Batch
 from qualms.telemetry.metrics import ModelMetrics
 from qualms.web.reply import ReplyWriter
 from qualms.web.state import ServiceState
 
 
 class ServedModel:
-    """Everything a request to one model needs; `start` it on the event loop."""
+    """Everything that a request to one model needs. Start its batcher on the event loop."""
 
     def __init__(
         self,
@@ -34,15 +34,15 @@ class ServedModel:
             on_batch=self._count,
             decode_threads=decode_threads,
             in_progress=state.in_progress,
-            connections=lambda: state.connections(),  # noqa: PLW0108  the server sets it later
+            connections=lambda: state.connections(),  # noqa: PLW0108  # the server sets it later
         )
         self.metrics.queue_depth.set_function(lambda: self.batcher.depth)
 
-    def count_answer(self, answer: Answer, decode_seconds: float) -> None:
-        """Count what one request waited for."""
-        self.metrics.queue_seconds.observe_one(answer.waited)
+    def count_answer(self, waited: float, decode_seconds: float) -> None:
+        """Count the time one request spent in the queue and in decoding."""
+        self.metrics.queue_seconds.observe_one(waited)
         self.metrics.decode_seconds.observe_one(decode_seconds)
 
     def _count(self, batch: Batch) -> None:
-        _, verdicts = self.writer.verdicts(batch, DEFAULT_OPERATING_POINT)
+        _, verdicts = self.writer.verdicts(batch)
         self.metrics.observe(self.writer.outputs(batch), verdicts, batch.runs)

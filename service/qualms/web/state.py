@@ -1,37 +1,44 @@
-"""Where the service is in its life: loading, ready, draining."""
+"""The state of the service: loading, ready or draining."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from qualms.web.uploads import Uploads
+from qualms.web.bodies import UploadBudget
+from qualms.web.problems import Problem
 
 if TYPE_CHECKING:
     from qualms.web.served_model import ServedModel
 
-Headers = list[tuple[bytes, bytes]]
+CLOSE = (b"connection", b"close")
 
 
 @dataclass
 class ServiceState:
-    """Shared by all routes; changed by the loader and by the signal handler only."""
+    """Shared by all routes; changed only by the loader, the server and the signal handler."""
 
     model: "ServedModel | None" = None
     draining: bool = False
     failure: str | None = None
     tasks: Callable[[], int] = lambda: 0
-    """requests that were begun and are not answered; 0 where the server does not tell"""
+    """number of requests that were started and are not answered; 0 if the server does not report it"""
     connections: Callable[[], int] = lambda: 0
-    """that are open; 0 where the server does not tell"""
-    uploads: Uploads = field(default_factory=Uploads)
+    """number of open connections; 0 if the server does not report it"""
+    uploads: UploadBudget = field(default_factory=UploadBudget)
 
     def in_progress(self) -> int:
-        """Requests that were read whole and are not answered. Who still sends keeps nobody waiting."""
+        """Requests that were read completely and are not answered. Slow uploads do not count."""
         return self.tasks() - self.uploads.count
+
+    def ready_model(self) -> "ServedModel":
+        """The model; a Problem if it is not loaded."""
+        if self.model is None:
+            raise Problem.unavailable(self.why_not_ready or "The model is still loading.")
+        return self.model
 
     @property
     def why_not_ready(self) -> str | None:
-        """One sentence, or None when predictions are answered and more may come."""
+        """One sentence, or None if the service is ready."""
         if self.failure:
             return self.failure
         if self.model is None:
@@ -39,6 +46,6 @@ class ServiceState:
         return "The service is stopping." if self.draining else None
 
     @property
-    def closing_headers(self) -> Headers:
-        """While draining, every reply asks its client to come back on a new connection, elsewhere."""
-        return [(b"connection", b"close")] if self.draining else []
+    def closing_headers(self) -> list[tuple[bytes, bytes]]:
+        """While draining, every reply closes its connection, so that the client reconnects to another instance."""
+        return [CLOSE] if self.draining else []

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,19 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from qualms.inference import batcher as module
-from qualms.inference import runs, standback
+from qualms.inference.batch import Answer, Batch, ClientDisconnected, Decode, Draining, Expired
 from qualms.inference.batcher import Batcher
 from qualms.inference.engine import CostCurve
-from qualms.inference.jobs import Answer, Batch, Draining, Expired, Left, Overloaded
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 FAR = 1000.0
-"""a deadline that nothing here comes near"""
+"""a deadline that no test reaches"""
 
 
 class Clock:
-    """Stands still until it is told to move."""
+    """A clock that only the test advances."""
 
     def __init__(self) -> None:
         self.now = 1.0
@@ -34,16 +31,25 @@ class Clock:
         return self.now
 
 
+CLOCK = Clock()
+
+
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    for reader in (module, runs):
-        monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=found.monotonic))
-    return found
+def clock() -> Clock:
+    CLOCK.now = 1.0
+    return CLOCK
+
+
+class RefusedError(Exception):
+    """The batcher does not admit a request."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"retry after {retry_after} s")
+        self.retry_after = retry_after
 
 
 class Engine:
-    """Notes each batch, and ends a run only when it is allowed to; an image's first pixel is its name."""
+    """Records each batch and ends a run only when the test allows it; an image's first pixel is its name."""
 
     def __init__(self, seconds: float = 0.001, max_batch: int = 8) -> None:
         self.cost = CostCurve((1, max_batch), (seconds, seconds * max_batch))
@@ -58,7 +64,7 @@ class Engine:
         self.batches.append(images[:, 0].tolist())
         self.threads.add(threading.get_ident())
         self._begun.release()
-        assert self._go.acquire(timeout=PATIENCE)
+        assert self._go.acquire(timeout=TIMEOUT)
         if self.error is not None:
             raise self.error
         return [images[:, 0].astype(np.int64)]
@@ -68,7 +74,7 @@ class Engine:
 
     async def begun(self) -> None:
         """Wait until one more run has begun."""
-        assert await asyncio.to_thread(self._begun.acquire, timeout=PATIENCE)
+        assert await asyncio.to_thread(self._begun.acquire, timeout=TIMEOUT)
 
 
 def images(*names: int) -> list[NDArray[np.uint8]]:
@@ -81,31 +87,55 @@ def names(answer: Answer) -> list[int]:
     return found
 
 
+def admit(batcher: Batcher, rows: int, deadline: float) -> None:
+    retry_after = batcher.retry_after(rows, deadline)
+    if retry_after is not None:
+        raise RefusedError(retry_after)
+
+
+def submit_undecoded(
+    batcher: Batcher, decode: Decode, rows: int, deadline: float, gone: Callable[[], bool]
+) -> "asyncio.Future[Answer]":
+    """Admit and queue a request; the future holds its answer."""
+    admit(batcher, rows, deadline)
+    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def done(result: Answer | Exception) -> None:
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    batcher.queue(decode, rows, deadline, gone, done)
+    return future
+
+
 def submit(
-    batcher: Batcher, given: list[NDArray[np.uint8]], deadline: float, gone: Callable[[], bool], **options: Any
+    batcher: Batcher, given: list[NDArray[np.uint8]], deadline: float, gone: Callable[[], bool]
 ) -> "asyncio.Future[Answer]":
     """Submit images that need no decoding."""
-    return batcher.submit(lambda: given, len(given), deadline, gone, **options)
+    return submit_undecoded(batcher, lambda: given, len(given), deadline, gone)
 
 
 async def passes() -> None:
-    """Let the loop do all that is due."""
+    """Let the loop run everything that is scheduled."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
-def stays() -> bool:
+def connected() -> bool:
+    """`gone` of a client that stays connected."""
     return False
 
 
 def play(engine: Engine, scene: Callable[[Batcher], Coroutine[Any, Any, None]], **options: Any) -> None:
-    """Run a scene with a started batcher, and stop it in any case; every run is the thread's unless said otherwise."""
+    """Run a scene with a started batcher and stop it; all runs are on the thread unless `short_seconds` is given."""
 
     async def whole() -> None:
-        batcher = Batcher(engine, **{"short_seconds": -1.0, **options})
+        batcher = Batcher(engine, **{"short_seconds": -1.0, "clock": CLOCK.monotonic, **options})
         batcher.start()
         try:
-            await asyncio.wait_for(scene(batcher), PATIENCE)
+            await asyncio.wait_for(scene(batcher), TIMEOUT)
         finally:
             engine.allow(1000)
             await batcher.stop()
@@ -116,13 +146,13 @@ def play(engine: Engine, scene: Callable[[Batcher], Coroutine[Any, Any, None]], 
 # Gathering
 
 
-def test_an_idle_runner_takes_one_request_at_once_and_the_rest_gather() -> None:
+def test_an_idle_runner_takes_one_request_at_once_and_others_gather_for_the_next_run() -> None:
     engine = Engine()
 
     async def scene(batcher: Batcher) -> None:
-        first = submit(batcher, images(1), FAR, stays)
+        first = submit(batcher, images(1), FAR, connected)
         await engine.begun()
-        rest = [submit(batcher, images(name), FAR, stays) for name in (2, 3, 4)]
+        rest = [submit(batcher, images(name), FAR, connected) for name in (2, 3, 4)]
         assert batcher.depth == 3
         engine.allow(2)
         answers = await asyncio.gather(first, *rest)
@@ -137,11 +167,11 @@ def test_a_batch_is_capped_by_rows_and_keeps_the_order() -> None:
     engine = Engine(max_batch=8)
 
     async def scene(batcher: Batcher) -> None:
-        waiting = [submit(batcher, images(0), FAR, stays)]
+        waiting = [submit(batcher, images(0), FAR, connected)]
         await engine.begun()
         for start in (10, 20, 30):
-            waiting.append(submit(batcher, images(start, start + 1, start + 2), FAR, stays))
-        waiting.append(submit(batcher, images(40), FAR, stays))
+            waiting.append(submit(batcher, images(start, start + 1, start + 2), FAR, connected))
+        waiting.append(submit(batcher, images(40), FAR, connected))
         await passes()
         engine.allow(3)
         answers = await asyncio.gather(*waiting)
@@ -151,30 +181,30 @@ def test_a_batch_is_capped_by_rows_and_keeps_the_order() -> None:
     play(engine, scene)
 
 
-def test_a_request_larger_than_the_cap_takes_several_runs_and_shares_none() -> None:
-    engine, heard = Engine(max_batch=4), list[Batch]()
+def test_a_request_larger_than_the_cap_takes_several_runs_of_its_own() -> None:
+    engine, batches = Engine(max_batch=4), list[Batch]()
 
     async def scene(batcher: Batcher) -> None:
-        waiting = [submit(batcher, images(0), FAR, stays)]
+        waiting = [submit(batcher, images(0), FAR, connected)]
         await engine.begun()
-        waiting.append(submit(batcher, images(*range(10, 19)), FAR, stays))
-        waiting.append(submit(batcher, images(20), FAR, stays))
+        waiting.append(submit(batcher, images(*range(10, 19)), FAR, connected))
+        waiting.append(submit(batcher, images(20), FAR, connected))
         engine.allow(5)
         assert [names(answer) for answer in await asyncio.gather(*waiting)] == [[0], list(range(10, 19)), [20]]
         assert engine.batches == [[0], [10, 11, 12, 13], [14, 15, 16, 17], [18], [20]]
         await passes()
 
-    play(engine, scene, on_batch=heard.append)
-    assert [[rows for rows, _ in batch.runs] for batch in heard] == [[1], [4, 4, 1], [1]]
+    play(engine, scene, on_batch=batches.append)
+    assert [[rows for rows, _ in batch.runs] for batch in batches] == [[1], [4, 4, 1], [1]]
 
 
-def test_a_batch_says_how_long_it_took_and_how_long_each_request_waited(clock: Clock) -> None:
-    engine, heard = Engine(), list[Batch]()
+def test_a_batch_reports_its_duration_and_each_requests_wait(clock: Clock) -> None:
+    engine, batches = Engine(), list[Batch]()
 
     async def scene(batcher: Batcher) -> None:
-        first = submit(batcher, images(1), FAR, stays)
+        first = submit(batcher, images(1), FAR, connected)
         await engine.begun()
-        second = submit(batcher, images(2, 3), FAR, stays)
+        second = submit(batcher, images(2, 3), FAR, connected)
         clock.now += 0.5
         engine.allow()
         assert (await first).waited == 0.0
@@ -182,31 +212,29 @@ def test_a_batch_says_how_long_it_took_and_how_long_each_request_waited(clock: C
         engine.allow()
         assert (await second).waited == 0.5
 
-    play(engine, scene, on_batch=heard.append)
-    assert [(batch.rows, batch.seconds) for batch in heard] == [(1, 0.5), (2, 0.0)]
+    play(engine, scene, on_batch=batches.append)
+    assert [(batch.rows, batch.seconds) for batch in batches] == [(1, 0.5), (2, 0.0)]
 
 
-# What never reaches the engine
+# Dropped requests
 
 
-def test_what_expired_or_left_while_it_waited_is_not_run(clock: Clock) -> None:
+def test_expired_and_disconnected_requests_are_not_run(clock: Clock) -> None:
     engine, left = Engine(), list[bool]()
 
     async def scene(batcher: Batcher) -> None:
-        first = submit(batcher, images(1), FAR, stays)
+        first = submit(batcher, images(1), FAR, connected)
         await engine.begun()
-        expired = submit(batcher, images(2, 3), clock.now + 5, stays)
+        expired = submit(batcher, images(2, 3), clock.now + 5, connected)
         gone = submit(batcher, images(4), FAR, lambda: bool(left))
-        cancelled = submit(batcher, images(5), FAR, stays)
-        in_time = submit(batcher, images(6), clock.now + 20, stays)
+        in_time = submit(batcher, images(6), clock.now + 20, connected)
         left.append(True)
-        cancelled.cancel()
         clock.now += 10
         engine.allow(2)
         assert names(await first) == [1]
         with pytest.raises(Expired):
             await expired
-        with pytest.raises(Left):
+        with pytest.raises(ClientDisconnected):
             await gone
         assert names(await in_time) == [6]
         assert engine.batches == [[1], [6]]
@@ -219,10 +247,10 @@ def test_dead_requests_do_not_count_towards_the_cap(clock: Clock) -> None:
     engine = Engine(max_batch=4)
 
     async def scene(batcher: Batcher) -> None:
-        first = submit(batcher, images(1), FAR, stays)
+        first = submit(batcher, images(1), FAR, connected)
         await engine.begun()
-        dead = submit(batcher, images(2, 3, 4), clock.now + 5, stays)
-        alive = [submit(batcher, images(5, 6), FAR, stays), submit(batcher, images(7, 8), FAR, stays)]
+        dead = submit(batcher, images(2, 3, 4), clock.now + 5, connected)
+        alive = [submit(batcher, images(5, 6), FAR, connected), submit(batcher, images(7, 8), FAR, connected)]
         clock.now += 10
         engine.allow(2)
         await asyncio.gather(first, *alive)
@@ -236,35 +264,37 @@ def test_dead_requests_do_not_count_towards_the_cap(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("deadline", "retry_after"), [(0.001, 1), (0.99, 1), (-1.5, 3), (-99.0, 100)])
-def test_a_deadline_that_cannot_be_met_is_refused_with_a_time_to_come_back(
+def test_a_deadline_that_cannot_be_met_is_refused_with_retry_after(
     clock: Clock, deadline: float, retry_after: int
 ) -> None:
-    batcher = Batcher(Engine(seconds=1.0))
-    batcher.admit(1, clock.now + 1.0)
-    with pytest.raises(Overloaded, match=f"retry after {retry_after} s") as caught:
-        batcher.admit(1, clock.now + deadline)
-    assert (caught.value.retry_after, caught.value.alone) == (retry_after, 1.0)
+    batcher = Batcher(Engine(seconds=1.0), clock=clock.monotonic)
+    admit(batcher, 1, clock.now + 1.0)
+    with pytest.raises(RefusedError, match=f"retry after {retry_after} s") as caught:
+        admit(batcher, 1, clock.now + deadline)
+    assert caught.value.retry_after == retry_after
+    assert batcher.admission.cost(1) == 1.0
 
 
-def test_what_runs_and_waits_and_is_being_decoded_counts_against_the_deadline(clock: Clock) -> None:
+def test_running_waiting_and_decoding_rows_count_against_the_deadline(clock: Clock) -> None:
     engine = Engine(seconds=1.0, max_batch=4)
 
     async def scene(batcher: Batcher) -> None:
-        assert batcher.predicted_wait(1) == 1.0
-        running = submit(batcher, images(1), FAR, stays)
+        assert batcher.admission.predicted_wait(1) == 1.0
+        running = submit(batcher, images(1), FAR, connected)
         await engine.begun()
-        assert batcher.predicted_wait(1) == 1.0 + 1.0
+        assert batcher.admission.predicted_wait(1) == 1.0 + 1.0
         clock.now += 0.25
-        assert batcher.predicted_wait(1) == 0.75 + 1.0
-        waiting = submit(batcher, images(2, 3, 4), FAR, stays)
-        assert batcher.predicted_wait(1) == 0.75 + 4.0
-        with batcher.decoding(2):
-            assert batcher.predicted_wait(1) == 0.75 + 4.0 + 2.0
-        with pytest.raises(Overloaded):
-            submit(batcher, images(5), clock.now + 4.7, stays)
+        assert batcher.admission.predicted_wait(1) == 0.75 + 1.0
+        waiting = submit(batcher, images(2, 3, 4), FAR, connected)
+        assert batcher.admission.predicted_wait(1) == 0.75 + 4.0
+        batcher.admission.decode_started(2)
+        assert batcher.admission.predicted_wait(1) == 0.75 + 4.0 + 2.0
+        batcher.admission.decode_ended(2, None)
+        with pytest.raises(RefusedError):
+            submit(batcher, images(5), clock.now + 4.7, connected)
         engine.allow(2)
         await asyncio.gather(running, waiting)
-        assert batcher.predicted_wait(1) == 1.0
+        assert batcher.admission.predicted_wait(1) == 1.0
         assert engine.batches == [[1], [2, 3, 4]]
 
     play(engine, scene)
@@ -278,17 +308,18 @@ def test_what_runs_and_waits_and_is_being_decoded_counts_against_the_deadline(cl
 def test_more_rows_never_wait_less(seconds: list[float], decoding: int, rows: list[int]) -> None:
     engine = Engine(max_batch=2 ** (len(seconds) - 1))
     engine.cost = CostCurve(tuple(2**power for power in range(len(seconds))), tuple(sorted(seconds)))
-    batcher = Batcher(engine)
-    with batcher.decoding(decoding):
-        waits = [batcher.predicted_wait(count) for count in sorted(rows)]
+    batcher = Batcher(engine, clock=CLOCK.monotonic)
+    batcher.admission.decode_started(decoding)
+    waits = [batcher.admission.predicted_wait(count) for count in sorted(rows)]
+    batcher.admission.decode_ended(decoding, None)
     assert all(later >= earlier * (1 - 1e-12) for earlier, later in zip(waits, waits[1:], strict=False))
-    assert waits[-1] >= batcher.predicted_wait(max(rows)) * (1 - 1e-12)
+    assert waits[-1] >= batcher.admission.predicted_wait(max(rows)) * (1 - 1e-12)
 
 
 async def run_slowly(engine: Engine, batcher: Batcher, clock: Clock, runs: int) -> None:
     """Let some runs take a hundred times as long as they should."""
     for name in range(runs):
-        waiting = submit(batcher, images(name), FAR, stays)
+        waiting = submit(batcher, images(name), FAR, connected)
         await engine.begun()
         clock.now += 100 * engine.cost(1)
         engine.allow()
@@ -300,29 +331,29 @@ def test_admission_follows_runs_that_are_slower_than_at_warm_up(clock: Clock) ->
 
     async def scene(batcher: Batcher) -> None:
         await run_slowly(engine, batcher, clock, 40)
-        running = submit(batcher, images(99), FAR, stays)
+        running = submit(batcher, images(99), FAR, connected)
         await engine.begun()
-        assert batcher.predicted_wait(1) > 10 * 2 * engine.cost(1)
+        assert batcher.admission.predicted_wait(1) > 10 * 2 * engine.cost(1)
         engine.allow()
         await running
 
     play(engine, scene)
 
 
-def test_past_slowness_never_closes_the_door_to_what_would_run_alone(clock: Clock) -> None:
-    """Only runs can tell that it has passed: refused on its account, requests would be refused for ever."""
+def test_past_slowness_does_not_refuse_a_request_that_would_run_alone(clock: Clock) -> None:
+    """Only a run can show that slowness has passed; otherwise requests would be refused for ever."""
     engine = Engine(seconds=0.01)
 
     async def scene(batcher: Batcher) -> None:
         await run_slowly(engine, batcher, clock, 40)
         for name in range(60):
-            waiting = submit(batcher, images(name), clock.now + 0.05, stays)
+            waiting = submit(batcher, images(name), clock.now + 0.05, connected)
             await engine.begun()
             engine.allow()
             await waiting
-        running = submit(batcher, images(99), FAR, stays)
+        running = submit(batcher, images(99), FAR, connected)
         await engine.begun()
-        assert batcher.predicted_wait(1) < 1.1 * 2 * engine.cost(1)
+        assert batcher.admission.predicted_wait(1) < 1.1 * 2 * engine.cost(1)
         engine.allow()
         await running
 
@@ -333,56 +364,55 @@ def test_time_without_work_is_not_slowness(clock: Clock) -> None:
     engine, left = Engine(seconds=0.01), list[bool]()
 
     async def scene(batcher: Batcher) -> None:
-        first = submit(batcher, images(1), FAR, stays)
+        first = submit(batcher, images(1), FAR, connected)
         await engine.begun()
         gone = submit(batcher, images(2), FAR, lambda: bool(left))
         left.append(True)
         engine.allow()
         await first
-        with pytest.raises(Left):
+        with pytest.raises(ClientDisconnected):
             await gone
         clock.now += 100.0
-        second = submit(batcher, images(3), FAR, stays)
+        second = submit(batcher, images(3), FAR, connected)
         await engine.begun()
         engine.allow()
         await second
-        third = submit(batcher, images(4), FAR, stays)
+        third = submit(batcher, images(4), FAR, connected)
         await engine.begun()
-        assert batcher.predicted_wait(1) == pytest.approx(2 * engine.cost(1))
+        assert batcher.admission.predicted_wait(1) == pytest.approx(2 * engine.cost(1))
         engine.allow()
         await third
 
     play(engine, scene)
 
 
-def test_nor_is_it_where_somebody_else_was_in_progress_when_the_last_run_ended(clock: Clock) -> None:
-    """On the event loop, where no thread rests in between."""
+def test_time_without_work_is_not_slowness_on_the_event_loop_either(clock: Clock) -> None:
     engine, others = Engine(seconds=0.01), [1]
 
     async def scene(batcher: Batcher) -> None:
         engine.allow(100)
         for name in range(20):
             others[0] = 1
-            waiting = submit(batcher, images(name), FAR, stays)
-            others[0] = 2  # a scrape, say, which is answered before the next request comes
+            waiting = submit(batcher, images(name), FAR, connected)
+            others[0] = 2  # for example a scrape, which is answered before the next request arrives
             await waiting
             clock.now += 10.0
-        with batcher.decoding(1):
-            assert batcher.predicted_wait(1) == pytest.approx(2 * engine.cost(1))
+        batcher.admission.decode_started(1)
+        assert batcher.admission.predicted_wait(1) == pytest.approx(2 * engine.cost(1))
 
     play(engine, scene, short_seconds=1.0, in_progress=lambda: others[0])
 
 
-# What goes wrong
+# Errors
 
 
-def test_an_engines_error_reaches_every_request_of_its_batch_and_no_other() -> None:
+def test_an_engine_error_fails_every_request_of_its_batch_and_no_other() -> None:
     engine = Engine()
 
     async def scene(batcher: Batcher) -> None:
-        first = submit(batcher, images(1), FAR, stays)
+        first = submit(batcher, images(1), FAR, connected)
         await engine.begun()
-        rest = [submit(batcher, images(name), FAR, stays) for name in (2, 3)]
+        rest = [submit(batcher, images(name), FAR, connected) for name in (2, 3)]
         engine.allow()
         await first
         await engine.begun()
@@ -391,26 +421,26 @@ def test_an_engines_error_reaches_every_request_of_its_batch_and_no_other() -> N
         found = await asyncio.gather(*rest, return_exceptions=True)
         assert found == [engine.error] * 2
         engine.error = None
-        after = submit(batcher, images(4), FAR, stays)
+        after = submit(batcher, images(4), FAR, connected)
         engine.allow()
         assert names(await after) == [4]
 
     play(engine, scene)
 
 
-def test_images_that_do_not_fit_together_are_an_error_and_not_the_runners_end() -> None:
+def test_images_of_different_shapes_are_an_error_and_the_runner_continues() -> None:
     engine = Engine()
 
     async def scene(batcher: Batcher) -> None:
         engine.allow(2)
         with pytest.raises(ValueError, match="shape"):
-            await submit(batcher, [np.zeros(2, np.uint8), np.zeros(3, np.uint8)], FAR, stays)
-        assert names(await submit(batcher, images(1), FAR, stays)) == [1]
+            await submit(batcher, [np.zeros(2, np.uint8), np.zeros(3, np.uint8)], FAR, connected)
+        assert names(await submit(batcher, images(1), FAR, connected)) == [1]
 
     play(engine, scene)
 
 
-def test_an_error_while_counting_is_logged_and_nobody_elses(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_while_counting_is_logged_and_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine()
 
     def fail(_: Batch) -> None:
@@ -418,7 +448,7 @@ def test_an_error_while_counting_is_logged_and_nobody_elses(caplog: pytest.LogCa
 
     async def scene(batcher: Batcher) -> None:
         engine.allow()
-        assert names(await submit(batcher, images(1), FAR, stays)) == [1]
+        assert names(await submit(batcher, images(1), FAR, connected)) == [1]
         await passes()
 
     play(engine, scene, on_batch=fail)
@@ -426,44 +456,46 @@ def test_an_error_while_counting_is_logged_and_nobody_elses(caplog: pytest.LogCa
     assert "no such class" in caplog.text
 
 
-def test_what_others_still_decode_is_part_of_the_wait() -> None:
+def test_images_in_the_decoding_pool_are_part_of_the_predicted_wait() -> None:
     engine = Engine(seconds=0.001)
 
     async def scene(batcher: Batcher) -> None:
-        before = batcher.predicted_wait(1)
+        before = batcher.admission.predicted_wait(1)
         for _ in range(100):
-            batcher.decoded(2, 4.0)
-        assert batcher.predicted_wait(1) == before, "nothing is being decoded"
-        with batcher.decoding(3):
-            assert batcher.predicted_wait(1) == pytest.approx(3 * 2.0 / 2, rel=0.01)
-            with pytest.raises(Overloaded) as refused:
-                batcher.admit(1, 2.5)
-        assert refused.value.retry_after == 4, "half as much again, to be sure"
-        assert batcher.predicted_wait(1) == before
+            batcher.admission.decode_started(2)
+            batcher.admission.decode_ended(2, 4.0)
+        assert batcher.admission.predicted_wait(1) == before, "nothing is being decoded"
+        batcher.admission.decode_started(3)
+        assert batcher.admission.predicted_wait(1) == pytest.approx(3 * 2.0 / 2, rel=0.01)
+        with pytest.raises(RefusedError) as refused:
+            admit(batcher, 1, 2.5)
+        assert refused.value.retry_after == 4, "with the safety factor of 1.5"
+        batcher.admission.decode_ended(3, None)
+        assert batcher.admission.predicted_wait(1) == before
 
     play(engine, scene, decode_threads=2)
 
 
-def test_requests_that_were_read_but_not_looked_at_yet_are_ahead_too() -> None:
+def test_requests_that_were_read_but_not_queued_are_part_of_the_predicted_wait() -> None:
     engine, read = Engine(seconds=0.01, max_batch=8), [1]
 
     async def scene(batcher: Batcher) -> None:
-        assert batcher.predicted_wait(1) == engine.cost(1)
+        assert batcher.admission.predicted_wait(1) == engine.cost(1)
         read[0] = 801
-        assert batcher.predicted_wait(1) == pytest.approx(100 * engine.cost(8), rel=0.02)
-        with pytest.raises(Overloaded):
-            batcher.admit(1, 5.0)
+        assert batcher.admission.predicted_wait(1) == pytest.approx(100 * engine.cost(8), rel=0.02)
+        with pytest.raises(RefusedError):
+            admit(batcher, 1, 5.0)
 
     play(engine, scene, in_progress=lambda: read[0])
 
 
-def test_what_could_not_end_in_time_is_not_begun(clock: Clock) -> None:
+def test_a_run_that_would_miss_the_deadline_is_not_started(clock: Clock) -> None:
     engine = Engine(seconds=1.0)
 
     async def scene(batcher: Batcher) -> None:
-        running = submit(batcher, images(1), FAR, stays)
+        running = submit(batcher, images(1), FAR, connected)
         await engine.begun()
-        late = submit(batcher, images(2), clock.now + 4.0, stays)
+        late = submit(batcher, images(2), clock.now + 4.0, connected)
         await passes()
         clock.now += 3.5
         engine.allow(2)
@@ -478,12 +510,12 @@ def test_what_could_not_end_in_time_is_not_begun(clock: Clock) -> None:
 # On the event loop
 
 
-def test_a_short_run_is_made_on_the_event_loop_and_gathers_what_came_with_it() -> None:
+def test_a_short_run_is_made_on_the_event_loop_with_all_requests_of_the_iteration() -> None:
     engine = Engine()
     engine.allow(2)
 
     async def scene(batcher: Batcher) -> None:
-        waiting = [submit(batcher, images(name), FAR, stays) for name in (1, 2, 3)]
+        waiting = [submit(batcher, images(name), FAR, connected) for name in (1, 2, 3)]
         answers = await asyncio.gather(*waiting)
         assert engine.batches == [[1, 2, 3]]
         assert engine.threads == {threading.get_ident()}
@@ -493,62 +525,90 @@ def test_a_short_run_is_made_on_the_event_loop_and_gathers_what_came_with_it() -
     play(engine, scene, short_seconds=math.inf)
 
 
-def test_a_long_run_is_the_threads() -> None:
+def test_a_long_run_is_made_on_the_thread() -> None:
     engine = Engine()
     engine.allow()
 
     async def scene(batcher: Batcher) -> None:
-        await submit(batcher, images(1), FAR, stays)
+        await submit(batcher, images(1), FAR, connected)
         assert threading.get_ident() not in engine.threads
 
     play(engine, scene, short_seconds=engine.cost(1) / 2)
 
 
-def test_a_request_that_is_alone_is_answered_before_the_loop_goes_on() -> None:
+async def run_one(batcher: Batcher) -> None:
+    """After a run of one request, in an earlier iteration of the loop, the next request may be a lone one."""
+    await submit(batcher, images(0), FAR, connected)
+    await passes()
+
+
+def test_a_lone_request_is_answered_before_the_loop_continues() -> None:
     engine = Engine()
     engine.allow(2)
 
     async def scene(batcher: Batcher) -> None:
-        answer = submit(batcher, images(1), FAR, stays, alone=True)
+        await run_one(batcher)
+        answer = submit(batcher, images(1), FAR, connected)
         assert answer.done()
         assert names(answer.result()) == [1]
 
-    play(engine, scene, short_seconds=math.inf)
+    play(engine, scene, short_seconds=math.inf, in_progress=lambda: 1)
 
 
-def test_requests_come_one_by_one_if_the_last_run_was_of_one_in_an_earlier_pass() -> None:
+@pytest.mark.parametrize("reason", ["the last run was of two", "another is in progress", "the run would be long"])
+def test_a_request_that_may_not_be_alone_waits_for_the_next_iteration(reason: str) -> None:
+    engine, in_progress = Engine(), [1]
+    engine.allow(9)
+
+    async def scene(batcher: Batcher) -> None:
+        await run_one(batcher)
+        if reason == "the last run was of two":
+            in_progress[0] = 2
+            await asyncio.gather(*[submit(batcher, images(name), FAR, connected) for name in (1, 2)])
+            await passes()
+            in_progress[0] = 1
+        elif reason == "another is in progress":
+            in_progress[0] = 2
+        answer = submit(batcher, images(3), FAR, connected)
+        assert not answer.done()
+        assert names(await answer) == [3]
+
+    short = engine.cost(1) / 2 if reason == "the run would be long" else math.inf
+    play(engine, scene, short_seconds=short, in_progress=lambda: in_progress[0])
+
+
+def test_of_several_lone_requests_in_one_iteration_only_the_first_is_run_alone() -> None:
     engine = Engine()
     engine.allow(9)
 
     async def scene(batcher: Batcher) -> None:
-        assert not batcher.one_by_one
-        for together, expected in ((1, True), (2, False), (1, True)):
-            await asyncio.gather(*[submit(batcher, images(name), FAR, stays) for name in range(together)])
-            await passes()
-            assert batcher.one_by_one is expected
-        submit(batcher, images(1), FAR, stays, alone=True)
-        assert not batcher.one_by_one  # what else this pass brings must not take itself for alone
-        await passes()
-        assert batcher.one_by_one
+        await run_one(batcher)
+        answers = [submit(batcher, images(name), FAR, connected) for name in (1, 2, 3)]
+        assert [answer.done() for answer in answers] == [True, False, False]
+        await asyncio.gather(*answers)
+        assert engine.batches == [[0], [1], [2, 3]]
 
-    play(engine, scene, short_seconds=math.inf)
+    play(engine, scene, short_seconds=math.inf, in_progress=lambda: 1)
 
 
-def test_what_waits_is_not_overtaken_by_who_says_to_be_alone() -> None:
-    engine = Engine()
-    engine.allow(2)
+def test_a_lone_request_does_not_overtake_waiting_ones() -> None:
+    engine, in_progress = Engine(), [1]
+    engine.allow(3)
 
     async def scene(batcher: Batcher) -> None:
-        first = submit(batcher, images(1), FAR, stays)
-        second = submit(batcher, images(2), FAR, stays, alone=True)
+        await run_one(batcher)
+        in_progress[0] = 2
+        first = submit(batcher, images(1), FAR, connected)
+        in_progress[0] = 1
+        second = submit(batcher, images(2), FAR, connected)
         assert not second.done()
         await asyncio.gather(first, second)
-        assert engine.batches == [[1, 2]]
+        assert engine.batches == [[0], [1, 2]]
 
-    play(engine, scene, short_seconds=math.inf)
+    play(engine, scene, short_seconds=math.inf, in_progress=lambda: in_progress[0])
 
 
-def test_more_than_a_batch_is_run_in_several_with_room_for_others_between() -> None:
+def test_between_two_runs_on_the_event_loop_other_tasks_have_their_turn() -> None:
     engine = Engine(max_batch=2)
     engine.allow(10)
     between = list[int]()
@@ -559,7 +619,7 @@ def test_more_than_a_batch_is_run_in_several_with_room_for_others_between() -> N
                 between.append(len(engine.batches))
                 await asyncio.sleep(0)
 
-        waiting = [submit(batcher, images(name), FAR, stays) for name in range(5)]
+        waiting = [submit(batcher, images(name), FAR, connected) for name in range(5)]
         await asyncio.gather(other(), *waiting)
         assert engine.batches == [[0, 1], [2, 3], [4]]
         assert {1, 2} <= set(between)
@@ -567,28 +627,27 @@ def test_more_than_a_batch_is_run_in_several_with_room_for_others_between() -> N
     play(engine, scene, short_seconds=math.inf)
 
 
-# Standing back
+# Pausing the event loop
 
 
 async def refuse(batcher: Batcher, clock: Clock) -> None:
-    """Have something refused, and let the loop do all that is due."""
-    with pytest.raises(Overloaded):
-        batcher.admit(1, clock.now)
+    """Have a request refused and run everything that is scheduled."""
+    with pytest.raises(RefusedError):
+        admit(batcher, 1, clock.now)
     await passes()
 
 
 async def fill(batcher: Batcher, engine: Engine, waiting: int) -> "asyncio.Future[Answer]":
     """One request runs, and some wait; the one that runs."""
-    running = submit(batcher, images(0), FAR, stays)
+    running = submit(batcher, images(0), FAR, connected)
     await engine.begun()
     for name in range(waiting):
-        submit(batcher, images(1 + name), FAR, stays)
+        submit(batcher, images(1 + name), FAR, connected)
     await passes()
     return running
 
 
-def test_who_refuses_leaves_the_core_to_the_run_until_it_ends(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standback, "STAND_BACK_SECONDS", PATIENCE)
+def test_refusals_pause_the_event_loop_until_the_run_ends(clock: Clock) -> None:
     engine = Engine(max_batch=2)
 
     async def scene(batcher: Batcher) -> None:
@@ -597,10 +656,10 @@ def test_who_refuses_leaves_the_core_to_the_run_until_it_ends(clock: Clock, monk
         await refuse(batcher, clock)
         assert running.done()
 
-    play(engine, scene)
+    play(engine, scene, pause_seconds=TIMEOUT)
 
 
-def test_a_long_run_does_not_hold_the_loop_up(clock: Clock) -> None:
+def test_the_pause_of_the_event_loop_is_bounded(clock: Clock) -> None:
     engine = Engine(max_batch=2)
 
     async def scene(batcher: Batcher) -> None:
@@ -619,10 +678,7 @@ def test_a_long_run_does_not_hold_the_loop_up(clock: Clock) -> None:
         pytest.param(2, partial(next, count(1)), id="new connections come"),
     ],
 )
-def test_nobody_stands_back_while(
-    waiting: int, connections: Callable[[], int], clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(standback, "STAND_BACK_SECONDS", PATIENCE)
+def test_the_event_loop_does_not_pause_while(waiting: int, connections: Callable[[], int], clock: Clock) -> None:
     engine = Engine(max_batch=2)
 
     async def scene(batcher: Batcher) -> None:
@@ -631,14 +687,14 @@ def test_nobody_stands_back_while(
             await refuse(batcher, clock)
         assert not running.done()
 
-    play(engine, scene, connections=connections)
+    play(engine, scene, connections=connections, pause_seconds=TIMEOUT)
 
 
 # Decoding
 
 
-@pytest.mark.parametrize("alone", [False, True])
-def test_images_that_cannot_be_decoded_fail_their_own_request_alone(alone: bool) -> None:
+@pytest.mark.parametrize("lone", [False, True])
+def test_images_that_cannot_be_decoded_fail_their_own_request_alone(lone: bool) -> None:
     engine = Engine()
     engine.allow(2)
 
@@ -646,8 +702,10 @@ def test_images_that_cannot_be_decoded_fail_their_own_request_alone(alone: bool)
         raise OSError("cut short")
 
     async def scene(batcher: Batcher) -> None:
-        bad = batcher.submit(broken, 1, FAR, stays, alone=alone)
-        good = submit(batcher, images(1), FAR, stays)
+        if lone:
+            await run_one(batcher)
+        bad = submit_undecoded(batcher, broken, 1, FAR, connected)
+        good = submit(batcher, images(1), FAR, connected)
         with pytest.raises(OSError, match="cut short"):
             await bad
         assert names(await good) == [1]
@@ -656,7 +714,7 @@ def test_images_that_cannot_be_decoded_fail_their_own_request_alone(alone: bool)
     play(engine, scene, short_seconds=math.inf)
 
 
-def test_what_expired_or_was_left_before_its_turn_is_not_even_decoded() -> None:
+def test_disconnected_requests_are_not_decoded() -> None:
     engine = Engine()
     decoded = list[int]()
 
@@ -665,8 +723,8 @@ def test_what_expired_or_was_left_before_its_turn_is_not_even_decoded() -> None:
         return images(1)
 
     async def scene(batcher: Batcher) -> None:
-        left = batcher.submit(decode, 1, FAR, lambda: True)
-        with pytest.raises(Left):
+        left = submit_undecoded(batcher, decode, 1, FAR, lambda: True)
+        with pytest.raises(ClientDisconnected):
             await left
         assert not decoded
         assert batcher.depth == 0
@@ -674,7 +732,7 @@ def test_what_expired_or_was_left_before_its_turn_is_not_even_decoded() -> None:
     play(engine, scene, short_seconds=math.inf)
 
 
-def test_an_answer_says_how_long_decoding_took_apart_from_waiting(clock: Clock) -> None:
+def test_decoding_time_is_reported_apart_from_waiting_time(clock: Clock) -> None:
     engine = Engine()
     engine.allow()
 
@@ -683,7 +741,7 @@ def test_an_answer_says_how_long_decoding_took_apart_from_waiting(clock: Clock) 
         return images(1)
 
     async def scene(batcher: Batcher) -> None:
-        answer = await batcher.submit(decode, 1, FAR, stays)
+        answer = await submit_undecoded(batcher, decode, 1, FAR, connected)
         assert answer.decode_seconds == 2.0
         assert answer.waited == 0.0
 
@@ -693,18 +751,18 @@ def test_an_answer_says_how_long_decoding_took_apart_from_waiting(clock: Clock) 
 # Stopping
 
 
-def test_stopping_answers_what_was_admitted_and_takes_nothing_new() -> None:
+def test_stopping_answers_admitted_requests_and_accepts_no_new_ones() -> None:
     engine = Engine(max_batch=2)
 
     async def scene(batcher: Batcher) -> None:
-        waiting = [submit(batcher, images(name), FAR, stays) for name in range(5)]
+        waiting = [submit(batcher, images(name), FAR, connected) for name in range(5)]
         await engine.begun()
         stopping = asyncio.create_task(batcher.stop())
         await asyncio.sleep(0)
         with pytest.raises(Draining):
-            batcher.admit(1, FAR)
+            admit(batcher, 1, FAR)
         with pytest.raises(Draining):
-            submit(batcher, images(9), FAR, stays)
+            submit(batcher, images(9), FAR, connected)
         engine.allow(5)
         await stopping
         assert [names(future.result()) for future in waiting] == [[0], [1], [2], [3], [4]]

@@ -27,8 +27,8 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from qualms.web.problems import MEDIA_TYPE
-from qualms.web.schemas import PredictReply, ProblemReply
+from qualms.web.problems import MEDIA_TYPE, ProblemReply
+from qualms.web.reply import PredictReply
 
 CASES = int(os.environ.get("FUZZ_CASES", "400"))
 MAX_PIXELS = 2**18

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from qualms.bundle.file import Bundle, write_bundle
 from qualms.bundle.manifest import Manifest
-from qualms.web.predict import _leaving
+from qualms.web.protocol import client_disconnected
 
 PATIENCE = 30.0
 Process = subprocess.Popen[str]
@@ -153,7 +153,7 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_2(service_process: Start) -
         code, stderr = finished(service_process(port=port, ready=False)[0])
     assert code == 2
     assert stderr == (
-        f"qualms: Port {port} of 127.0.0.1 cannot be listened on: address already in use; "
+        f"qualms: Port {port} of 127.0.0.1 cannot be used: address already in use; "
         "set QUALMS_HOST and QUALMS_PORT to a free address.\n"
     )
 
@@ -345,7 +345,7 @@ def test_what_has_get_has_head(service_process: Start) -> None:
 def test_uvicorns_cycle_says_whether_its_client_has_left() -> None:
     cycle = RequestResponseCycle.__new__(RequestResponseCycle)
     cycle.disconnected = False
-    gone = _leaving(cycle.receive)
+    gone = client_disconnected(cycle.receive)
     assert not gone()
     cycle.disconnected = True
     assert gone()

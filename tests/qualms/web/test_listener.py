@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from qualms.errors import QualmsError
-from qualms.web.listener import ListenError, _drop_all, listen, take_waiting, turn_away
+from qualms.web.listener import ListenError, _drop_all, accept_pending, drop_new_connections, listen
 
 
 def can_filter() -> bool:
@@ -28,30 +28,30 @@ def listener() -> Iterator[socket.socket]:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1"])
 def test_an_address_that_is_not_this_machines_is_a_sentence(host: str) -> None:
-    with pytest.raises(ListenError, match=f"^Port 8000 of {host} cannot be listened on: .*; set QUALMS_HOST and"):
+    with pytest.raises(ListenError, match=f"^Port 8000 of {host} cannot be used: .*; set QUALMS_HOST and"):
         listen(host, 8000)
     assert issubclass(ListenError, QualmsError)
 
 
 def test_who_waits_is_taken_in_turn_and_can_be_talked_to(listener: socket.socket) -> None:
     clients = [socket.create_connection(listener.getsockname()) for _ in range(3)]
-    taken = take_waiting(listener)
+    taken = accept_pending(listener)
     assert [connection.getpeername() for connection in taken] == [client.getsockname() for client in clients]
     for client, connection in zip(clients, taken, strict=True):
         with client, connection:
             client.sendall(b"here")
             connection.setblocking(True)
             assert connection.recv(4) == b"here"
-    assert take_waiting(listener) == []
+    assert accept_pending(listener) == []
 
 
 @needs_filters
 def test_after_turning_away_those_who_were_there_still_talk_and_nobody_new_gets_in(listener: socket.socket) -> None:
     with socket.create_connection(listener.getsockname()) as client:
-        turn_away(listener)
+        drop_new_connections(listener)
         with pytest.raises(TimeoutError):
             socket.create_connection(listener.getsockname(), timeout=0.1)
-        (connection,) = take_waiting(listener)
+        (connection,) = accept_pending(listener)
         with connection:
             client.sendall(b"here")
             connection.setblocking(True)
@@ -66,8 +66,8 @@ def test_without_a_filter_those_who_wait_are_still_taken(
 
     monkeypatch.setattr("qualms.web.listener._drop_all", refuse)
     with socket.create_connection(listener.getsockname()) as client:
-        turn_away(listener)
-        (connection,) = take_waiting(listener)
+        drop_new_connections(listener)
+        (connection,) = accept_pending(listener)
         with connection:
             assert connection.getpeername() == client.getsockname()
 
@@ -105,8 +105,8 @@ def test_closing_while_others_knock_resets_none_of_them() -> None:
             client.start()
         for _ in range(100):
             dismiss(listener.accept()[0])
-        turn_away(listener)
-        waiting = take_waiting(listener)
+        drop_new_connections(listener)
+        waiting = accept_pending(listener)
     for connection in waiting:
         dismiss(connection)
     for client in knocking:

@@ -1,9 +1,12 @@
+import re
+from dataclasses import fields
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
-from qualms.web.parameters import parse_query
+from qualms.web.parameters import QUERY_PARAMETERS, parse_query, parse_request_id
 from qualms.web.problems import Problem
 
 
@@ -68,3 +71,21 @@ def test_any_bytes_are_an_operating_point_or_a_problem(raw: bytes) -> None:
     except Problem as problem:
         assert problem.status == 422
         assert len(problem.body("r1")) < 2000
+
+
+def test_the_query_parameters_are_the_fields_of_an_operating_point() -> None:
+    assert set(QUERY_PARAMETERS) == {field.name for field in fields(OperatingPoint)}
+
+
+@pytest.mark.parametrize("given", [b"a", b"b2f1c5d0-9c1e-4d57", b"trace:1.2_3", b"x" * 128])
+def test_a_valid_request_id_is_returned(given: bytes) -> None:
+    assert parse_request_id({b"x-request-id": given}) == given.decode()
+
+
+@pytest.mark.parametrize("given", [b"", b"x" * 129, b"a b", b"a\n", b"\xc3\xa9", b'"', b"a/b"])
+def test_an_invalid_request_id_is_replaced(given: bytes) -> None:
+    assert re.fullmatch("[0-9a-f]{32}", parse_request_id({b"x-request-id": given}))
+
+
+def test_each_request_without_an_id_gets_a_new_one() -> None:
+    assert len({parse_request_id({}) for _ in range(100)}) == 100

@@ -21,15 +21,15 @@ from qualms.bundle.file import Bundle
 from qualms.errors import BundleError
 from qualms.images.input_spec import InputSpec
 from qualms.images.preprocess import decode
+from qualms.inference.batch import Expired
 from qualms.inference.batcher import SHORT_SECONDS
 from qualms.inference.engine import CostCurve, Engine
-from qualms.inference.jobs import Expired
 from qualms.settings import Settings
 from qualms.web import app as app_module
 from qualms.web import predict as module
 from qualms.web.app import create_app
-from qualms.web.problems import Problem
-from qualms.web.schemas import PredictReply, ProblemReply
+from qualms.web.problems import Problem, ProblemReply
+from qualms.web.reply import PredictReply
 from qualms.web.state import ServiceState
 
 PATIENCE = 30.0
@@ -157,14 +157,14 @@ def test_several_images_are_answered_in_order_as_if_each_were_alone(
 def decoders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the threads that decoded a request's images, all of them."""
     names: list[str] = []
-    conform = module._conform
+    decode_images = module.decode_images
 
     def note(*arguments: Any) -> Any:
-        images = conform(*arguments)
+        images = decode_images(*arguments)
         names.append(threading.current_thread().name)
         return images
 
-    monkeypatch.setattr(module, "_conform", note)
+    monkeypatch.setattr(module, "decode_images", note)
     return names
 
 
@@ -204,7 +204,7 @@ def test_an_image_larger_than_what_is_decoded_at_once_goes_to_the_pool(
 
 def test_what_expired_while_it_waited_for_the_pool_is_not_decoded() -> None:
     with pytest.raises(Expired):
-        module._conform([b"never looked at"], InputSpec(height=6, width=5), 100, 0.0)
+        module.decode_images([b"never looked at"], InputSpec(height=6, width=5), 100, 0.0)
 
 
 # Headers
@@ -466,7 +466,7 @@ def test_until_the_model_is_loaded_predictions_are_503(
     ("error", "said"),
     [
         (BundleError("The golden vectors are not reproduced."), "The golden vectors are not reproduced."),
-        (KeyError("secret"), "The model could not be loaded; the log says why."),
+        (KeyError("secret"), "The model could not be loaded; the log has the reason."),
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_never_ready_and_says_why(
@@ -605,5 +605,5 @@ def test_a_request_that_outlasts_the_grace_period_is_refused_and_not_cut(
 def test_a_problem_raised_on_the_pool_is_the_same_problem(encode: Encode) -> None:
     data = encode(np.arange(30, dtype=np.uint8).reshape(6, 5))[:50]
     with pytest.raises(Problem) as caught:
-        module._conform([data], InputSpec(height=6, width=5), 100)
+        module.decode_images([data], InputSpec(height=6, width=5), 100)
     assert (caught.value.status, caught.value.field) == (400, "images[0]")

@@ -10,15 +10,13 @@ from qualms.web.problems import (
     Kind,
     Problem,
     from_error,
-    head_lines,
     overloaded_reply,
-    problem_headers,
-    send_problem,
-    shown,
+    quoted,
+    send_reply,
 )
 
 
-def document(problem: Problem, request_id: str | None = "r1") -> dict[str, Any]:
+def document(problem: Problem, request_id: str = "r1") -> dict[str, Any]:
     parsed: dict[str, Any] = json.loads(problem.body(request_id))
     return parsed
 
@@ -36,8 +34,9 @@ def test_body_is_problem_details_with_field_and_accepted() -> None:
     }
 
 
-def test_members_that_say_nothing_are_left_out() -> None:
-    assert set(document(Problem.not_found("Nothing."), None)) == {"type", "title", "status", "detail"}
+def test_members_without_a_value_are_left_out() -> None:
+    members = {"type", "title", "status", "detail", "instance", "request_id"}
+    assert set(document(Problem.not_found("Nothing."))) == members
 
 
 def test_types_are_stable_and_distinct() -> None:
@@ -80,7 +79,7 @@ def test_wrong_method_says_which_are_allowed() -> None:
 
 def test_unavailable_and_too_late() -> None:
     assert (Problem.unavailable("Loading.").status, Problem.unavailable("Loading.").detail) == (503, "Loading.")
-    assert (Problem.too_late(0.25).status, Problem.too_late(0.25).title) == (504, "The deadline has passed")
+    assert (Problem.too_late(0.25).status, Problem.too_late(0.25).kind.title) == (504, "The deadline has passed")
     assert "0.25 s" in Problem.too_late(0.25).detail
 
 
@@ -92,9 +91,9 @@ def test_a_bare_status_finds_its_kind(status: int, kind: Kind) -> None:
     assert Problem.from_status(status, "Said.").kind is kind
 
 
-def test_a_strangers_text_is_quoted_and_cut() -> None:
-    assert shown("a\nb") == r"'a\nb'"
-    assert len(shown("x" * 10_000)) == 66
+def test_a_clients_text_is_quoted_and_shortened() -> None:
+    assert quoted("a\nb") == r"'a\nb'"
+    assert len(quoted("x" * 10_000)) == 66
     assert len(Problem.invalid("f" * 10_000, "v" * 10_000, "less").field or "") == 64
 
 
@@ -114,7 +113,7 @@ def test_sending_gives_one_whole_reply_with_all_headers() -> None:
         sent.append(message)
 
     problem = Problem.overloaded(3)
-    asyncio.run(send_problem(send, problem, "r1", [(b"connection", b"close")]))
+    asyncio.run(send_reply(send, problem.reply("r1"), [(b"connection", b"close")]))
     start, end = sent
     body = problem.body("r1")
     assert start == {
@@ -132,9 +131,8 @@ def test_sending_gives_one_whole_reply_with_all_headers() -> None:
 
 
 @pytest.mark.parametrize("request_id", ["a", "0123-4567.89:ab_cd", "f" * 128])
-def test_a_prepared_refusal_is_the_problem_itself(request_id: str) -> None:
+def test_the_reply_from_the_template_is_that_of_the_problem(request_id: str) -> None:
     for seconds in (1, 30):
-        problem = Problem.overloaded(seconds)
-        body = problem.body(request_id)
-        head = head_lines(problem_headers(problem, body, request_id))
-        assert overloaded_reply(seconds, request_id) == (head, body)
+        expected = Problem.overloaded(seconds).reply(request_id)
+        reply = overloaded_reply(seconds, request_id)
+        assert (reply.status, sorted(reply.headers), reply.body) == (429, sorted(expected.headers), expected.body)

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from qualms.web.protocol import JoiningProtocol, JoiningTransport, Outbox
+from qualms.web.protocol import JoiningTransport, QualmsProtocol, WriteQueue
 
 
 class Wire:
@@ -39,7 +39,7 @@ def play(scene: Callable[[Callable[[Wire], JoiningTransport], set[Any]], Corouti
 
     async def whole() -> None:
         tasks = set[Any]()
-        outbox = Outbox.of(asyncio.get_running_loop())
+        outbox = WriteQueue.of(asyncio.get_running_loop())
         await scene(lambda wire: JoiningTransport(cast(asyncio.Transport, wire), outbox, tasks), tasks)
 
     asyncio.run(whole())
@@ -105,10 +105,10 @@ def test_what_was_written_is_sent_before_the_end() -> None:
 
 
 def test_each_loop_has_an_outbox_of_its_own() -> None:
-    async def mine() -> Outbox:
+    async def mine() -> WriteQueue:
         loop = asyncio.get_running_loop()
-        assert Outbox.of(loop) is Outbox.of(loop)
-        return Outbox.of(loop)
+        assert WriteQueue.of(loop) is WriteQueue.of(loop)
+        return WriteQueue.of(loop)
 
     assert asyncio.run(mine()) is not asyncio.run(mine())
 
@@ -134,9 +134,9 @@ def talk(*pieces: bytes) -> tuple[list[str], list[str]]:
     """What the application was asked on one connection, and what else was replied."""
 
     async def whole() -> bytes:
-        config = uvicorn.Config(tells, http=JoiningProtocol, ws="none", log_config=None, lifespan="off")
+        config = uvicorn.Config(tells, http=QualmsProtocol, ws="none", log_config=None, lifespan="off")
         config.load()
-        protocol, wire = JoiningProtocol(config, ServerState(), {}), Wire()
+        protocol, wire = QualmsProtocol(config, ServerState(), {}), Wire()
         protocol.connection_made(cast(asyncio.Transport, wire))
         for piece in pieces:
             protocol.data_received(piece)

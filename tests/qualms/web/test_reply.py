@@ -11,10 +11,9 @@ from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import GraphRunner
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.decisions.verdicts import Decider, decide
-from qualms.inference.jobs import Answer, Batch
+from qualms.inference.batch import Answer, Batch
 from qualms.web import reply as module
-from qualms.web.reply import ReplyWriter
-from qualms.web.schemas import PredictReply
+from qualms.web.reply import PredictReply, ReplyWriter
 
 ROWS = 6
 

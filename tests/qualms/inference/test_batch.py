@@ -1,4 +1,4 @@
-"""No run is larger than the cap, whatever one request holds, and the answer is as if it were one."""
+"""No run is larger than the cap, however many images one request has; the outputs are joined."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from qualms.inference.admission import Admission
+from qualms.inference.batch import Job, run_jobs
 from qualms.inference.engine import CostCurve
-from qualms.inference.jobs import Job
-from qualms.inference.runs import cost_of, run_together
 
 
 class Engine:
-    """Says each image's first value and its double."""
+    """Returns each image's first value, and all values doubled."""
 
     def __init__(self, max_batch: int, seconds: tuple[float, float] = (1.0, 1.0)) -> None:
         self.max_batch = max_batch
@@ -32,7 +32,7 @@ def job(*values: int) -> Job:
 @pytest.mark.parametrize(("cap", "sizes"), [(9, [6]), (6, [6]), (4, [4, 2]), (1, 6 * [1])])
 def test_runs_are_capped_and_their_outputs_joined(cap: int, sizes: list[int]) -> None:
     engine = Engine(cap)
-    batch = run_together([job(1, 2, 3), job(4), job(5, 6)], engine)
+    batch = run_jobs([job(1, 2, 3), job(4), job(5, 6)], engine)
     assert engine.sizes == [rows for rows, _ in batch.runs] == sizes
     assert batch.rows == 6
     assert batch.outputs[0].tolist() == [1, 2, 3, 4, 5, 6]
@@ -40,6 +40,9 @@ def test_runs_are_capped_and_their_outputs_joined(cap: int, sizes: list[int]) ->
 
 
 def test_rows_beyond_the_cap_cost_further_runs() -> None:
+    def cost(engine: Engine, rows: int) -> float:
+        return Admission(engine, lambda: 0, decode_threads=1, clock=lambda: 0.0).cost(rows)
+
     rising, flat = Engine(4, (1.0, 4.0)), Engine(4, (1.0, 1.0))
-    assert [cost_of(rows, rising) for rows in (1, 4, 5, 8, 11)] == [1.0, 4.0, 5.0, 8.0, 11.0]
-    assert [cost_of(rows, flat) for rows in (1, 4, 5, 8, 11)] == [1.0, 1.0, 2.0, 2.0, 3.0]
+    assert [cost(rising, rows) for rows in (1, 4, 5, 8, 11)] == [1.0, 4.0, 5.0, 8.0, 11.0]
+    assert [cost(flat, rows) for rows in (1, 4, 5, 8, 11)] == [1.0, 1.0, 2.0, 2.0, 3.0]

@@ -1,6 +1,7 @@
-"""What takes the shortcut is answered as by the endpoint, byte for byte but for ids and times, and as HTTP wants it."""
+"""Requests that are read completely are answered without ASGI, with the same bytes except for ids and times."""
 
 import asyncio
+import base64
 import gc
 import json
 import re
@@ -20,12 +21,12 @@ from qualms.inference.batcher import SHORT_SECONDS
 from qualms.inference.engine import CostCurve
 from qualms.settings import Settings
 from qualms.web.app import create_app
-from qualms.web.lifecycle import DrainingServer, configuration
-from qualms.web.predict import PredictEndpoint
-from qualms.web.protocol import JoiningProtocol
+from qualms.web.lifecycle import configuration
+from qualms.web.predict import PredictHandler
+from qualms.web.protocol import DrainingServer, QualmsProtocol
 from qualms.web.state import ServiceState
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 Draw = Callable[[int, int], NDArray[np.uint8]]
 Encode = Callable[..., bytes]
@@ -69,8 +70,8 @@ class Host:
         self.server = DrainingServer(self.config, state, 0)
         self.tasks: set[Any] = self.server.server_state.tasks
 
-    def connect(self) -> tuple[JoiningProtocol, Wire]:
-        protocol, wire = JoiningProtocol(self.config, self.server.server_state, {}), Wire()
+    def connect(self) -> tuple[QualmsProtocol, Wire]:
+        protocol, wire = QualmsProtocol(self.config, self.server.server_state, {}), Wire()
         protocol.connection_made(wire)  # type: ignore[arg-type]
         return protocol, wire
 
@@ -99,7 +100,7 @@ def play(bundle: Bundle, scene: Callable[[Host], Coroutine[Any, Any, None]], **s
             await becomes(lambda: state.model is not None)
             await scene(Host(app, chosen, state, registry))
 
-    asyncio.run(asyncio.wait_for(whole(), PATIENCE))
+    asyncio.run(asyncio.wait_for(whole(), TIMEOUT))
 
 
 class Gate:
@@ -114,7 +115,7 @@ class Gate:
 
     def _wait(self, images: NDArray[np.uint8]) -> Any:
         self.runs += 1
-        assert self.open.wait(PATIENCE)
+        assert self.open.wait(TIMEOUT)
         return self._run(images)
 
 
@@ -133,17 +134,17 @@ def note_sizes(state: ServiceState) -> list[int]:
 
 
 @pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ids of requests that the endpoint was asked to answer."""
-    asked: list[str] = []
-    answer = PredictEndpoint.__call__
+def asgi_ids(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of the requests that were answered over ASGI."""
+    ids: list[str] = []
+    answer = PredictHandler.__call__
 
-    async def noted(self: PredictEndpoint, scope: Any, receive: Any, send: Any) -> None:
-        asked.append(dict(scope["headers"]).get(b"x-request-id", b"").decode())
+    async def recorded(self: PredictHandler, scope: Any, receive: Any, send: Any) -> None:
+        ids.append(dict(scope["headers"]).get(b"x-request-id", b"").decode())
         await answer(self, scope, receive, send)
 
-    monkeypatch.setattr(PredictEndpoint, "__call__", noted)
-    return asked
+    monkeypatch.setattr(PredictHandler, "__call__", recorded)
+    return ids
 
 
 def post(body: bytes, *headers: str, target: str = "/predict", version: str = "1.1", kind: str = "image/png") -> bytes:
@@ -174,71 +175,98 @@ def parts(reply: bytes) -> tuple[bytes, list[bytes], Any]:
     ],
 )
 def test_a_reply_is_the_endpoints(
-    bundle: Bundle, image: bytes, endpoint: list[str], headers: list[str], version: str, kind: str
+    bundle: Bundle, image: bytes, asgi_ids: list[str], headers: list[str], version: str, kind: str
 ) -> None:
     async def scene(host: Host) -> None:
         request = post(image, "x-request-id: a", *headers, version=version, kind=kind)
-        short = await host.ask(request)
-        assert endpoint == []
-        host.config.loaded_app.shortcut = lambda _: False
-        long = await host.ask(request)
-        assert endpoint == ["a"]
-        assert parts(short.sent) == parts(long.sent)
-        assert short.closed == long.closed == (version == "1.0" or "connection: close" in headers)
+        direct = await host.ask(request)
+        assert asgi_ids == []
+        host.config.loaded_app.direct = lambda _: False
+        asgi = await host.ask(request)
+        assert asgi_ids == ["a"]
+        assert parts(direct.sent) == parts(asgi.sent)
+        assert direct.closed == asgi.closed == (version == "1.0" or "connection: close" in headers)
 
     play(bundle, scene)
 
 
 def test_what_cannot_be_decoded_is_the_endpoints_problem_word_for_word(
-    bundle: Bundle, image: bytes, endpoint: list[str]
+    bundle: Bundle, image: bytes, asgi_ids: list[str]
 ) -> None:
     async def scene(host: Host) -> None:
         request = post(image[:45] + bytes(10) + image[55:], "x-request-id: a")
-        short = await host.ask(request)
-        assert endpoint == []
-        assert short.sent.startswith(b"HTTP/1.1 400")
-        host.config.loaded_app.shortcut = lambda _: False
-        assert parts(short.sent) == parts((await host.ask(request)).sent)
+        direct = await host.ask(request)
+        assert asgi_ids == []
+        assert direct.sent.startswith(b"HTTP/1.1 400")
+        host.config.loaded_app.direct = lambda _: False
+        assert parts(direct.sent) == parts((await host.ask(request)).sent)
 
     play(bundle, scene)
 
 
 @pytest.mark.parametrize("kind", ["TIFF", "GIF", "BMP", "WEBP"])
-def test_what_may_take_longer_than_its_size_says_is_decoded_by_the_pool(
-    bundle: Bundle, encode: Encode, draw_images: Draw, endpoint: list[str], monkeypatch: pytest.MonkeyPatch, kind: str
+def test_formats_that_may_decode_slowly_are_decoded_in_the_pool(
+    bundle: Bundle, encode: Encode, draw_images: Draw, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     threads: list[str] = []
-    decoding = preprocess
 
-    def noted(*args: Any, **options: Any) -> Any:
+    def recorded(*args: Any, **options: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return decoding(*args, **options)
+        return preprocess(*args, **options)
 
-    monkeypatch.setattr("qualms.web.predict.preprocess", noted)
+    monkeypatch.setattr("qualms.web.predict.preprocess", recorded)
 
     async def scene(host: Host) -> None:
-        reply = await host.ask(post(encode(draw_images(71, 1)[0], kind), "x-request-id: a"))
+        reply = await host.ask(post(encode(draw_images(71, 1)[0], kind)))
         assert reply.sent.startswith(b"HTTP/1.1 200")
-        assert endpoint == ["a"]
         assert [name.rpartition("_")[0] for name in threads] == ["qualms-decode"]
 
     play(bundle, scene)
 
 
-def test_what_is_out_of_the_ordinary_is_left_to_the_endpoint(bundle: Bundle, image: bytes, endpoint: list[str]) -> None:
-    requests = [
-        post(b"", "x-request-id: 0"),
-        post(image, "x-request-id: 1", target="/predict?target_fpr=0.1"),
-        post(b'{"images": []}', "x-request-id: 2", kind="application/json"),
-        post(bytes(40_000), "x-request-id: 3"),
-        post(image, "x-request-id: 4", "expect: 100-continue"),
-    ]
-
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (post(b"", "x-request-id: a"), 400),
+        (post(b'{"images": []}', "x-request-id: a", kind="application/json"), 422),
+        (post(b"x", "x-request-id: a", kind="text/plain"), 415),
+        (post(bytes(40_000), "x-request-id: a"), 415),
+        (post(b"x", "x-request-id: a", target="/predict?target=1"), 422),
+    ],
+)
+def test_every_complete_request_is_answered_without_asgi_and_as_over_asgi(
+    bundle: Bundle, asgi_ids: list[str], request_: bytes, status: int
+) -> None:
     async def scene(host: Host) -> None:
-        for request in requests:
-            await host.ask(request)
-        assert endpoint == ["0", "1", "2", "3", "4"]
-        await host.ask(post(image, target="/other"))
+        direct = await host.ask(request_)
+        assert asgi_ids == []
+        assert direct.sent.startswith(b"HTTP/1.1 %d" % status)
+        host.config.loaded_app.direct = lambda _: False
+        assert parts(direct.sent) == parts((await host.ask(request_)).sent)
+        assert asgi_ids == ["a"]
+
+    play(bundle, scene)
+
+
+def test_an_operating_point_and_several_images_are_answered_without_asgi(
+    bundle: Bundle, image: bytes, asgi_ids: list[str]
+) -> None:
+    async def scene(host: Host) -> None:
+        body = json.dumps({"images": 3 * [base64.b64encode(image).decode()]}).encode()
+        request = post(body, target="/predict?target_fpr=0.1&guarantee=marginal", kind="application/json")
+        results = parts((await host.ask(request)).sent)[2]["results"]
+        assert [result["ood"]["target_fpr"] for result in results] == [0.1, 0.1, 0.1]
+        assert asgi_ids == []
+
+    play(bundle, scene)
+
+
+def test_a_request_that_is_not_complete_is_answered_over_asgi(
+    bundle: Bundle, image: bytes, asgi_ids: list[str]
+) -> None:
+    async def scene(host: Host) -> None:
+        await host.ask(post(image, "x-request-id: 4", "expect: 100-continue"))
+        assert asgi_ids == ["4"]
         protocol, wire = host.connect()
         head, rest = post(image, "x-request-id: 5")[:-10], image[-10:]
         protocol.data_received(head)
@@ -246,28 +274,25 @@ def test_what_is_out_of_the_ordinary_is_left_to_the_endpoint(bundle: Bundle, ima
         assert not wire.sent
         protocol.data_received(rest)
         await becomes(lambda: b"results" in wire.sent)
-        assert endpoint[5:] == ["5"]
+        assert asgi_ids == ["4", "5"]
+        assert (await host.ask(post(image, target="/other"))).sent.startswith(b"HTTP/1.1 404")
 
     play(bundle, scene)
 
 
-def test_a_body_above_the_setting_is_refused_by_the_endpoint(bundle: Bundle, image: bytes, endpoint: list[str]) -> None:
+def test_a_body_above_the_setting_is_refused(bundle: Bundle, image: bytes) -> None:
     async def scene(host: Host) -> None:
         assert (await host.ask(post(image))).sent.startswith(b"HTTP/1.1 413 ")
-        assert len(endpoint) == 1
 
     play(bundle, scene, max_body_bytes=len(image) - 1)
 
 
-def test_an_image_too_large_for_the_event_loop_goes_on_to_the_pool_with_its_id_and_deadline(
-    bundle: Bundle, encode: Encode, endpoint: list[str]
-) -> None:
+def test_an_image_too_large_for_the_event_loop_is_decoded_in_the_pool(bundle: Bundle, encode: Encode) -> None:
     async def scene(host: Host) -> None:
         large = encode(np.zeros((100, 100), np.uint8))
         wire = await host.ask(post(large, "x-request-id: large"))
         status, _, body = parts(wire.sent)
         assert (status, body["request_id"], len(body["results"])) == (b"HTTP/1.1 200 OK", "large", 1)
-        assert endpoint == ["large"]
         assert host.count("qualms_requests_total", route="predict", code="200") == 1
 
     play(bundle, scene)
@@ -379,13 +404,13 @@ def test_pipelined_requests_are_answered_in_order_however_they_are_cut(bundle: B
     play(bundle, scene)
 
 
-def test_a_client_that_does_not_read_its_replies_has_to_wait(bundle: Bundle, image: bytes, endpoint: list[str]) -> None:
+def test_a_client_that_does_not_read_its_replies_has_to_wait(bundle: Bundle, image: bytes, asgi_ids: list[str]) -> None:
     async def scene(host: Host) -> None:
         protocol, wire = host.connect()
         protocol.pause_writing()
         protocol.data_received(post(image))
         await asyncio.sleep(0.05)
-        assert (wire.sent, len(endpoint)) == (b"", 1)
+        assert (wire.sent, len(asgi_ids)) == (b"", 1)
         protocol.resume_writing()
         await becomes(lambda: b"results" in wire.sent)
 

@@ -1,0 +1,158 @@
+"""Admission: refuse a request on arrival if the queue cannot answer it before its deadline.
+
+The prediction uses the cost curve measured at start, corrected by how much slower runs have been since. While nothing
+but refusals can be sent, the event loop pauses between bursts of them, so that the model has the core.
+"""
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable
+
+from qualms.inference.batch import Batch, Runner
+
+PAUSE_SECONDS = 0.01
+"""longest pause of the event loop"""
+_ADAPTATION = 0.1
+"""weight of the newest observation in a moving average"""
+_SAFETY_FACTOR = 1.5
+"""a queue filled up to the deadline would make every request late as soon as one run takes longer than predicted"""
+_MAX_SLOWDOWN = 20.0
+"""limits the effect of one stall"""
+
+
+class Admission:
+    """Predicts when a request would be answered. Counts rows (images), not requests."""
+
+    def __init__(
+        self, engine: Runner, in_progress: Callable[[], int], decode_threads: int, clock: Callable[[], float]
+    ) -> None:
+        """`in_progress` returns the number of requests that were read and are not answered yet."""
+        self._engine = engine
+        self._in_progress = in_progress
+        self._decode_threads = decode_threads
+        self._clock = clock
+        self.rows_waiting = 0
+        """in the queue; the batcher changes it under its lock"""
+        self._rows_decoding = 0
+        self._decode_seconds = 0.0
+        """moving average for one image in the decoding pool"""
+        self._running_until = 0.0
+        """when the current run is expected to end; 0 while nothing runs"""
+        self._slowdown = 1.0
+        """moving average of actual over predicted run time"""
+        self._busy_since = 0.0
+        """end of the last run if it left work over, else 0"""
+
+    def cost(self, rows: int) -> float:
+        """Seconds for `rows` on an idle service, in as many runs as they need."""
+        max_batch, cost = self._engine.max_batch, self._engine.cost
+        if rows <= max_batch:
+            return cost(rows)
+        full, rest = divmod(rows, max_batch)
+        return full * cost(max_batch) + (cost(rest) if rest else 0.0)
+
+    def predicted_wait(self, rows: int) -> float:
+        """Seconds until `rows` more would be answered."""
+        return self._wait(rows, self._rows_ahead(), self._clock())
+
+    def retry_after(self, rows: int, deadline: float) -> int | None:
+        """None if `rows` more can be answered before `deadline`, else whole seconds after which to retry."""
+        ahead, now = self._rows_ahead(), self._clock()
+        factor = _SAFETY_FACTOR if ahead or self._running_until else 1.0
+        late = now + factor * self._wait(rows, ahead, now) - deadline
+        return None if late <= 0 else max(1, math.ceil(late))
+
+    @property
+    def queue_is_full(self) -> bool:
+        """Whether the next run is full, so that a new request could not be part of it."""
+        return self.rows_waiting >= self._engine.max_batch
+
+    def decode_started(self, rows: int) -> None:
+        """Count `rows` that the decoding pool is working on."""
+        self._rows_decoding += rows
+
+    def decode_ended(self, rows: int, seconds: float | None) -> None:
+        """`seconds` is the time spent decoding, or None if it failed."""
+        self._rows_decoding -= rows
+        if seconds is not None:
+            self._decode_seconds += _ADAPTATION * (seconds / rows - self._decode_seconds)
+
+    def run_end(self, rows: int, now: float, *, alone: bool) -> float:
+        """When a run of `rows` that starts now would end; past slowness does not count for a single request."""
+        return now + (1.0 if alone else self._slowdown) * self.cost(rows)
+
+    def run_started(self, rows: int, now: float) -> None:
+        """A run of `rows` begins."""
+        self._running_until = now + self._slowdown * self.cost(rows)
+
+    def run_ended(self, batch: Batch | None, *, work_left: bool) -> None:
+        """Learn from a run, or from its failure (None).
+
+        If work was left over, the time since the previous run counts in full: the next row waits for it.
+        """
+        self._running_until = 0.0
+        if batch is None:
+            return
+        ended = batch.started + batch.seconds
+        ratio = (ended - (self._busy_since or batch.started)) / max(self.cost(batch.rows), 1e-9)
+        self._slowdown += _ADAPTATION * (min(max(ratio, 1.0), _MAX_SLOWDOWN) - self._slowdown)
+        self._busy_since = ended if work_left else 0.0
+
+    def all_dropped(self) -> None:
+        """Every waiting request was dropped: decay the slowdown, or a wrong estimate would drop all that follow."""
+        self._busy_since = 0.0
+        self._slowdown += _ADAPTATION * (1.0 - self._slowdown)
+
+    def idle(self) -> None:
+        """Nothing waits, so the time until the next request is not slowness."""
+        self._busy_since = 0.0
+
+    def _rows_ahead(self) -> int:
+        """Rows before a new request: waiting, being decoded, or read but not queued yet."""
+        return max(self.rows_waiting + self._rows_decoding, self._in_progress() - 1)
+
+    def _wait(self, rows: int, ahead: int, now: float) -> float:
+        """Slowness is ignored for a request that would run alone: only its run can show that the slowness has passed."""
+        queued = self.cost(ahead + rows)
+        if not ahead and not self._running_until:
+            return queued
+        decoding = self._rows_decoding * self._decode_seconds / self._decode_threads
+        return decoding + max(0.0, self._running_until - now) + self._slowdown * queued
+
+
+class LoopPause:
+    """Blocks the event loop until the current run on the other thread ends, for at most `seconds`.
+
+    Each turn of the loop evicts the model from the core's caches. Refusals sent in bursts cost a fraction of refusals sent
+    one by one.
+    """
+
+    def __init__(self, connections: Callable[[], int], seconds: float = PAUSE_SECONDS) -> None:
+        """`connections` returns the number of open connections."""
+        self._connections = connections
+        self._seconds = seconds
+        self._last_connections = 0
+        self._scheduled = False
+        self._ended = threading.Condition()
+        self._runs_ended = 0
+
+    def schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Pause once all requests of the loop's current iteration have been answered."""
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._pause, self._runs_ended)
+
+    def run_ended(self) -> None:
+        """End the pause; called by the runner's thread."""
+        with self._ended:
+            self._runs_ended += 1
+            self._ended.notify()
+
+    def _pause(self, runs_ended: int) -> None:
+        self._scheduled = False
+        before, self._last_connections = self._last_connections, self._connections()
+        if self._last_connections > before:  # one iteration accepts one connection, so others are waiting
+            return
+        with self._ended:
+            self._ended.wait_for(lambda: self._runs_ended != runs_ended, self._seconds)

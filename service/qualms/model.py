@@ -1,0 +1,109 @@
+"""A bundle opened in this process: images in, results out, without a server."""
+
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL.Image import Image
+
+from qualms.bundle.embedded import resolve
+from qualms.bundle.file import Bundle, open_bundle
+from qualms.bundle.manifest import Guarantee
+from qualms.bundle.runtime import GraphRunner, check_golden
+from qualms.decisions.operating_point import OperatingPoint
+from qualms.decisions.results import Result, ResultBuilder
+from qualms.decisions.verdicts import Decider, Rule, decide
+from qualms.errors import ImageError
+from qualms.images.preprocess import conform, preprocess, preprocess_array
+
+ImageLike: TypeAlias = str | PathLike[str] | bytes | NDArray[np.uint8] | Image
+"""the path of an image file, its bytes, pixels of shape (H, W) or (H, W, C), or a PIL image"""
+Images: TypeAlias = list[ImageLike] | tuple[ImageLike, ...]
+
+
+def open_model(model: str | PathLike[str] | None = None, *, threads: int = 0) -> "Model":
+    """Open a bundle by its path, or an embedded model by its name; the default model without an argument.
+
+    `threads` is the number of threads of ONNX Runtime; 0 lets it choose. The model runs on the CPU.
+    """
+    return Model(open_bundle(resolve(None if model is None else fspath(model))), threads)
+
+
+class Model:
+    """A verified bundle that is ready to predict; make one with `open_model`."""
+
+    def __init__(self, bundle: Bundle, threads: int = 0) -> None:
+        self.bundle = bundle
+        self._runner = GraphRunner(bundle.graph, threads)
+        check_golden(self._runner, bundle.manifest)
+        self._decider = Decider(bundle.manifest)
+        self._builder = ResultBuilder(bundle.manifest)
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the K classes."""
+        return self.bundle.manifest.classes
+
+    @overload
+    def predict(
+        self,
+        images: ImageLike,
+        *,
+        score: str | None = ...,
+        target_fpr: float | None = ...,
+        guarantee: Guarantee | None = ...,
+        target_risk: float | None = ...,
+    ) -> Result: ...
+
+    @overload
+    def predict(
+        self,
+        images: Images,
+        *,
+        score: str | None = ...,
+        target_fpr: float | None = ...,
+        guarantee: Guarantee | None = ...,
+        target_risk: float | None = ...,
+    ) -> list[Result]: ...
+
+    def predict(
+        self,
+        images: ImageLike | Images,
+        *,
+        score: str | None = None,
+        target_fpr: float | None = None,
+        guarantee: Guarantee | None = None,
+        target_risk: float | None = None,
+    ) -> Result | list[Result]:
+        """One result for one image, or a list of results for a list of images.
+
+        Without further arguments the verdicts are those of the manifest's operating point. Raises OperatingPointError
+        if the calibration does not support the requested one, and ImageError if an image cannot be used.
+        """
+        rule = self._decider.rule(OperatingPoint(score, target_fpr, guarantee, target_risk))
+        if not isinstance(images, list | tuple):
+            return self._results([images], rule)[0]
+        return self._results(images, rule) if images else []
+
+    def _results(self, images: Images, rule: Rule) -> list[Result]:
+        outputs = self._runner(np.stack([self._input(image) for image in images]))
+        nested = self._builder.nested(rule)
+        rows = self._builder.rows(outputs, rule, decide(rule, outputs))
+        return [Result.model_validate(nested(row)) for row in rows]
+
+    def _input(self, image: ImageLike) -> NDArray[np.uint8]:
+        """One image as the model's input, (H, W, C), through the same preprocessing as the service."""
+        spec = self.bundle.manifest.input
+        if isinstance(image, np.ndarray):
+            return preprocess_array(image, spec)
+        if isinstance(image, Image):
+            return conform(image, spec)
+        if not isinstance(image, bytes):
+            path = Path(image)
+            try:
+                image = path.read_bytes()
+            except OSError as error:
+                raise ImageError(f"The image {path} cannot be read: {error.strerror}.") from None
+        return preprocess(image, spec)
