@@ -17,7 +17,7 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 Guarantee = Literal["confident", "marginal"]
-"""Guarantee on the false-alarm rate, defined in `qualms.decisions.flag`."""
+"""Guarantee on the false-alarm rate, explained in `qualms.decisions.flag`."""
 Predictor = Literal["base", "meta"]
 """Model whose class is served: the base model, or the meta-model (transfer)."""
 

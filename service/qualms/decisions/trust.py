@@ -26,6 +26,8 @@ from qualms.bundle.scores import Direction, as_uncertainty
 from qualms.decisions.binomial import binomial_cdf, upper_bound
 from qualms.errors import OperatingPointError
 
+_CONFIDENCE = 0.95
+
 
 @dataclass(frozen=True, eq=False)
 class RiskEvidence:
@@ -81,15 +83,14 @@ def tally(
     return accepted, errors_among_first[accepted]
 
 
-def risk_threshold(evidence: RiskEvidence, target_risk: float, confidence: float = 0.95) -> float:
-    """The last threshold, as uncertainty, that passes from strict to loose; OperatingPointError if none passes."""
+def choose_trust_point(evidence: RiskEvidence, *, score: str, direction: Direction, target_risk: float) -> TrustPoint:
+    """The last threshold that passes its test from strict to loose; OperatingPointError if none passes."""
     if not 0.0 < target_risk < 1.0:
         raise OperatingPointError(f"The target risk must lie strictly between 0 and 1, not {target_risk}.")
-    start = _first_level(evidence.levels, evidence.n, target_risk, confidence)
+    start = _first_level(evidence.levels, evidence.n, target_risk)
     passed = None
     for j in range(start, len(evidence.levels)):
-        errors, accepted = int(evidence.errors[j]), int(evidence.accepted[j])
-        if binomial_cdf(errors, accepted, target_risk) > 1 - confidence:
+        if binomial_cdf(int(evidence.errors[j]), int(evidence.accepted[j]), target_risk) > 1 - _CONFIDENCE:
             break
         passed = j
     if passed is None:
@@ -97,27 +98,18 @@ def risk_threshold(evidence: RiskEvidence, target_risk: float, confidence: float
         raise OperatingPointError(
             f"A target risk of {target_risk} is not supported by the {evidence.n:,} calibration images: "
             f"{errors:,} of the {accepted:,} least uncertain ones are misclassified, so the risk is at most "
-            f"{upper_bound(errors, accepted, confidence):.2g} with {confidence:.0%} confidence."
+            f"{upper_bound(errors, accepted, _CONFIDENCE):.2g} with {_CONFIDENCE:.0%} confidence."
         )
-    return float(evidence.thresholds[passed])
-
-
-def choose_trust_point(
-    evidence: RiskEvidence, *, score: str, direction: Direction, target_risk: float, confidence: float = 0.95
-) -> TrustPoint:
-    """Choose the threshold for a target risk; OperatingPointError if the calibration set cannot support it."""
-    threshold = risk_threshold(evidence, target_risk, confidence)
-    j = int(np.searchsorted(evidence.thresholds, threshold))
     return TrustPoint(
         score,
         direction,
         target_risk,
-        threshold=float(as_uncertainty(threshold, direction)),
-        accepted=int(evidence.accepted[j]) / evidence.n,
+        threshold=float(as_uncertainty(evidence.thresholds[passed], direction)),
+        accepted=int(evidence.accepted[passed]) / evidence.n,
     )
 
 
-def _first_level(levels: npt.NDArray[np.float64], n: int, target_risk: float, confidence: float) -> int:
+def _first_level(levels: npt.NDArray[np.float64], n: int, target_risk: float) -> int:
     """Index of the first level to test, which depends only on the target and n.
 
     Fewer than m = log 0.05 / log(1 − r) images cannot pass the test even without an error. If the first level expects
@@ -125,13 +117,13 @@ def _first_level(levels: npt.NDArray[np.float64], n: int, target_risk: float, co
     So the first level is the one that expects 3m images or, in a small calibration set, the geometric mean of m and
     the number of images at the last level.
     """
-    min_images = math.log(1 - confidence) / math.log1p(-target_risk)
+    min_images = math.log(1 - _CONFIDENCE) / math.log1p(-target_risk)
     expected = levels * n
     max_images = float(expected[-1])
     if max_images < min_images:
         raise OperatingPointError(
             f"A target risk of {target_risk} needs at least {np.ceil(min_images):,.15g} accepted calibration "
             f"images without an error; the loosest threshold accepts about {max_images:,.0f} of {n:,}, which "
-            f"support {upper_bound(0, int(max_images), confidence):.2g} at best."
+            f"support {upper_bound(0, int(max_images), _CONFIDENCE):.2g} at best."
         )
     return int(np.argmax(expected >= min(3 * min_images, math.sqrt(min_images * max_images))))

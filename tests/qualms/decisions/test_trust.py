@@ -7,7 +7,7 @@ import pytest
 
 from qualms.bundle.scores import Direction
 from qualms.decisions.binomial import binomial_cdf, upper_bound
-from qualms.decisions.trust import RiskEvidence, TrustPoint, choose_trust_point, risk_threshold, tally
+from qualms.decisions.trust import RiskEvidence, TrustPoint, choose_trust_point, tally
 from qualms.errors import OperatingPointError
 
 Floats = npt.NDArray[np.float64]
@@ -41,6 +41,11 @@ def draw(
     uncertainty = rng.random(n)
     accepted, errors = tally(uncertainty, rng.random(n) < error(uncertainty), thresholds)
     return RiskEvidence(levels, thresholds, accepted, errors, n)
+
+
+def risk_threshold(counts: RiskEvidence, target_risk: float) -> float:
+    """The threshold of a score with direction "higher"."""
+    return choose_trust_point(counts, score="score", direction="higher", target_risk=target_risk).threshold
 
 
 # Counting
