@@ -1,34 +1,35 @@
-"""Recipes: every number of a run in one TOML file, where an unknown key is an error that names it."""
+"""Recipes: one TOML file with every setting of a run; an unknown key is an error that names the key."""
 
-import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from qualms.bundle.manifest import Fraction, Name, Operating, first_problem
+from qualms.bundle.manifest import Fraction, Name, Operating, Predictor, first_problem
 from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
 from qualms.images.input_spec import InputSpec
+from qualms_training.data.noise import CORRUPTION, check_noise
 from qualms_training.errors import RecipeError
+from qualms_training.files import load_toml, toml_names
 from qualms_training.fitting.schedules import Rate, ScheduleName, rate
 
 Positive = Annotated[float, Field(gt=0)]
-NoiseName = Literal["permutation", "blur", "contrast", "shuffle", "mosaic", "blend"]
-NoiseChain = Annotated[list[NoiseName], Field(min_length=1)]
+NoiseChain = Annotated[list[Annotated[str, AfterValidator(check_noise)]], Field(min_length=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(gt=0)]
 INCLUDED = "included"
+_FOLDER = resources.files("qualms_training") / "recipes"
 
 
 class Section(BaseModel):
-    """What all sections share."""
+    """Base class of all sections: unknown keys and non-finite numbers are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class SplitSizes(Section):
-    """How many images each part gets; disjoint and drawn by the run's seed."""
+    """Number of images in each split; the splits are disjoint and drawn with the run's seed."""
 
     train: Count
     validation: Count
@@ -37,21 +38,21 @@ class SplitSizes(Section):
 
 
 class DataSection(Section):
-    """Which sets are in-distribution and which are shown as strangers."""
+    """The in-distribution data set and the OOD sets."""
 
     id: str
     held_out: Literal["train", "test"] = "train"
-    """where `fit` and `calibration` come from: `test` when the base has seen all training images"""
+    """source of the splits `fit` and `calibration`: `test` if the base has been trained on all training images"""
     ood: list[str] = []
     corrupted: bool = True
-    """also evaluate on test images that were permuted, blurred and given another contrast"""
+    """also evaluate on corrupted test images (permutation, then blur, then contrast)"""
     limit: Count = 10_000
-    """images of each OOD set"""
+    """largest number of images of an OOD set"""
     splits: SplitSizes
 
 
 class InputSection(InputSpec):
-    """The bundle's input, and the normalisation its graph applies to pixels in [0, 1]."""
+    """The bundle's input, and the normalisation that its graph applies to pixels in [0, 1]."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -59,52 +60,52 @@ class InputSection(InputSpec):
     std: list[Positive]
 
     @model_validator(mode="after")
-    def _one_value_a_channel(self) -> Self:
+    def _check_channels(self) -> Self:
         if len(self.mean) != self.channels or len(self.std) != self.channels:
             raise ValueError(f"mean and std need {self.channels} value(s) for colour {self.colour!r}")
         return self
 
     @property
     def spec(self) -> InputSpec:
-        """The part that goes into the manifest."""
+        """The input as the manifest records it, without the normalisation."""
         return InputSpec.model_validate(self.model_dump(exclude={"mean", "std"}))
 
 
 class Optimisation(Section):
-    """How a network is trained: what base and meta-model have in common."""
+    """How a network is trained: the settings common to base and meta-model."""
 
     epochs: Count
     batch: Count = 128
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: Positive
     momentum: NotNegative = 0.9
-    """of SGD"""
+    """for SGD only"""
     nesterov: bool = False
     weight_decay: NotNegative = 0.0
     schedule: ScheduleName = "constant"
     milestones: list[Count] = []
-    """epochs after which `steps` changes the rate"""
+    """epochs after which the schedule `steps` changes the learning rate"""
     factors: list[Positive] = []
-    """what the initial rate is multiplied by after each milestone"""
+    """the learning rate after each milestone, relative to `lr`"""
 
     @model_validator(mode="after")
-    def _one_factor_a_milestone(self) -> Self:
+    def _check_milestones(self) -> Self:
         if len(self.milestones) != len(self.factors):
-            raise ValueError("milestones and factors must have one length")
+            raise ValueError("milestones and factors must have the same length")
         if self.milestones and self.schedule != "steps":
-            raise ValueError(f"milestones are for schedule 'steps', not {self.schedule!r}")
+            raise ValueError(f"milestones need schedule 'steps', not {self.schedule!r}")
         if self.milestones != sorted(set(self.milestones)):
-            raise ValueError("milestones must ascend")
+            raise ValueError("milestones must be in ascending order")
         return self
 
     @model_validator(mode="after")
-    def _nesterov_has_momentum(self) -> Self:
+    def _check_nesterov(self) -> Self:
         if self.nesterov and self.optimizer == "sgd" and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
         return self
 
     def rate(self, examples: int) -> Rate:
-        """The learning rate of a global step."""
+        """The learning rate as a function of the global step."""
         return rate(
             self.schedule,
             self.lr,
@@ -116,46 +117,46 @@ class Optimisation(Section):
 
 
 class BaseSection(Optimisation):
-    """The classifier that is frozen: trained here, or read from a file."""
+    """The base classifier, which is frozen: trained by this recipe, or read from a file."""
 
     model: str
     weights: str | None = None
-    """a state-dict file, or `included` where the function that `model` names brings them; then nothing is trained"""
+    """a state-dict file, or `included` if the function that `model` names loads them; the base is then not trained"""
     weights_saw: Literal["train-split", "all", "other-data"] | None = None
-    """which of the recipe's training images those weights were made from, `other-data` being none of them;
-    `train-split` is a base that `qualms train` made with this recipe's data and the seed `weights_seed`, for
-    every seed draws another split; thresholds calibrated on seen images are void"""
+    """training images that the given weights were trained on: the recipe's train split, all, or none (`other-data`);
+    `train-split` means a base trained by `qualms train` with this recipe's data and the seed `weights_seed`;
+    thresholds calibrated on images that the base was trained on are invalid"""
     weights_seed: Annotated[int, Field(ge=0)] | None = Field(None, exclude_if=lambda seed: seed is None)
-    """the seed of the run that made weights which saw its `train-split`; the only seed they can be used with"""
+    """for `train-split`: the seed of the run that trained the weights, and the only seed they can be used with"""
     taps: list[str] | Literal["auto"] = "auto"
     augment: Literal["none", "crop-flip"] = "none"
 
     @model_validator(mode="before")
     @classmethod
-    def _given_weights_need_no_training(cls, document: Any) -> Any:
-        """Nobody has to say for how long, and how fast, a base that is not trained would be trained."""
+    def _default_unused_training(cls, document: Any) -> Any:
+        """Make `epochs` and `lr` optional where given weights leave nothing to train."""
         given = isinstance(document, dict) and document.get("weights") is not None
         return {"epochs": 1, "lr": 1.0, **document} if given else document
 
     @model_validator(mode="after")
-    def _weights_are_explained(self) -> Self:
+    def _check_weights(self) -> Self:
         if (self.weights is None) != (self.weights_saw is None):
-            raise ValueError("weights and weights_saw belong together: say what the given weights were trained on")
+            raise ValueError(
+                "weights and weights_saw belong together: weights_saw names the data that the given weights were trained on"
+            )
         if (self.weights_saw == "train-split") != (self.weights_seed is not None):
             raise ValueError(
-                "weights_saw = 'train-split' and weights_seed belong together: say which seed the run of "
-                "`qualms train` had that made the weights, for it drew the split"
+                "weights_saw = 'train-split' and weights_seed belong together: weights_seed is the seed of the "
+                "`qualms train` run that made the weights, because each seed draws another split"
             )
         source, _, name = self.model.partition(":")
         if self.weights == INCLUDED and (not name or source in ("torchvision", "timm")):
-            raise ValueError(
-                f"weights are 'included' in a model that a package.module:function returns, not in {self.model!r}"
-            )
+            raise ValueError(f"weights = 'included' needs a model given as package.module:function, not {self.model!r}")
         return self
 
     @property
     def weights_file(self) -> Path | None:
-        """Where given weights are read from, unless the model brings them."""
+        """The file of the given weights; None if the base is trained or its weights are included."""
         return None if self.weights in (None, INCLUDED) else Path(str(self.weights)).expanduser()
 
 
@@ -164,50 +165,50 @@ class MetaSection(Optimisation):
 
     form: Literal["published", "pooled"]
     branches: list[str] = []
-    """published: one string a tap, such as 120-84-10 or 8192-P-512-10"""
+    """published: one string per tap, for example 120-84-10 or 8192-P-512-10"""
     hidden: list[Count] = [64]
     """pooled: widths of the hidden layers of each tap's branch"""
     statistics: list[Literal["mean", "max", "std"]] = ["mean", "max"]
-    """pooled: what is kept of a tap over space"""
+    """pooled: the statistics of a tap over space"""
     grid: Count = 1
-    """pooled: over grid × grid cells instead of the whole plane"""
+    """pooled: each statistic is taken in grid × grid cells"""
     kl_weight: Positive
     """λ"""
     prior: Positive = 1.0
-    """β of every class"""
+    """β, the same for every class"""
     clip_norm: Positive = 1.0
     stop_task: Literal["ood", "misclassification"] = "ood"
     stop_score: str = "mutual_information"
-    stop_noise: list[NoiseChain] = Field([["permutation", "blur", "contrast"]], min_length=1)
-    """kinds of noisy copies of the validation images, each a chain of noises; their AUROC is averaged"""
+    stop_noise: list[NoiseChain] = Field([list(CORRUPTION)], min_length=1)
+    """noisy copies of the validation images, each made by a chain of noises; the AUROC is averaged over them"""
     noise_draws: Count = 1
-    """how many copies of each kind are made (once, and cached)"""
+    """number of copies per chain; they are made once and cached"""
 
 
 class Recipe(Section):
-    """A whole run."""
+    """All settings of a run."""
 
     name: Name
     version: Name = "1"
     description: str
     paper_id: str | None = None
-    """the in-distribution set's name in the paper's tables, to print its figures beside ours"""
-    prediction: Literal["base", "meta"] = "base"
-    """whose class is served: the base's own, or for transfer, where the base's classes are not the data's, the
-    meta-model's"""
+    """the in-distribution set's name in the paper's tables, to print the paper's figures beside ours"""
+    prediction: Predictor = "base"
+    """the network that predicts the served class: the base, or for transfer (the base's classes are not the data's)
+    the meta-model"""
     data: DataSection
     input: InputSection
     base: BaseSection
     meta: MetaSection
     operating: Operating = Operating()
     fuse: bool | None = None
-    """whether distance and fused score join the others; by default where taps are pooled, for only then are they narrow"""
+    """whether the bundle has the scores distance and fused; by default if taps are pooled, and so narrow enough"""
     report_targets: list[Fraction] = [0.05, 0.01]
 
     @model_validator(mode="before")
     @classmethod
-    def _flags_by_the_fused_score(cls, document: Any) -> Any:
-        """What fuses its doubts flags by them unless it says otherwise."""
+    def _default_to_fused_score(cls, document: Any) -> Any:
+        """Flag by the fused score, if there is one and the recipe names no other."""
         if not isinstance(document, dict) or not _fuses(document):
             return document
         operating = document.get("operating", {})
@@ -217,25 +218,25 @@ class Recipe(Section):
 
     @property
     def fuses(self) -> bool:
-        """Whether distance and fused score join the others."""
+        """Whether the bundle has the scores distance and fused."""
         return self.meta.form == "pooled" if self.fuse is None else self.fuse
 
     def check_seed(self, seed: int) -> None:
-        """Refuse a seed that would hold out images which the given weights have seen."""
-        made_by = self.base.weights_seed
-        if made_by not in (None, seed):
+        """Raise RecipeError if this seed would hold out images that the given weights were trained on."""
+        weights_seed = self.base.weights_seed
+        if weights_seed not in (None, seed):
             raise RecipeError(
-                f"The given weights saw the train split that seed {made_by} draws, and seed {seed} would calibrate on "
-                f"some of its images: run with --seed {made_by} --seeds 1."
+                f"The given weights were trained on the train split of seed {weights_seed}, and seed {seed} would "
+                f"calibrate on some of its images: run with --seed {weights_seed} --seeds 1."
             )
 
     @property
     def scores(self) -> list[str]:
-        """What its bundles can flag by."""
+        """Scores of the bundle, each of which can flag."""
         return list(SCORES if self.fuses else DIRICHLET_SCORES)
 
     @model_validator(mode="after")
-    def _scores_exist(self) -> Self:
+    def _check_scores(self) -> Self:
         named = {
             "meta.stop_score": self.meta.stop_score,
             "operating.score": self.operating.score,
@@ -248,20 +249,20 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
-    def _calibration_is_unseen(self) -> Self:
+    def _check_calibration(self) -> Self:
         if self.base.weights_saw == "all" and self.data.held_out == "train":
             raise ValueError(
-                "base.weights_saw is all, so calibration on training images would be void: "
-                "set data.held_out to test, or calibrate on images of your own"
+                "base.weights_saw is 'all', so calibration on training images would be invalid: "
+                "set data.held_out to 'test'"
             )
         return self
 
     @model_validator(mode="after")
-    def _errors_are_the_bases(self) -> Self:
+    def _check_stop_task(self) -> Self:
         if self.prediction == "meta" and self.meta.stop_task == "misclassification":
             raise ValueError(
-                "meta.stop_task is misclassification, which is by errors of the base, and prediction is meta, for a "
-                "base that does not predict the data's classes: stop by ood"
+                "meta.stop_task = 'misclassification' needs errors of the base, and with prediction = 'meta' the base "
+                "does not predict the data's classes: set meta.stop_task to 'ood'"
             )
         return self
 
@@ -274,39 +275,17 @@ def _fuses(document: dict[str, Any]) -> bool:
 
 def available() -> list[str]:
     """Names of the recipes that come with the package."""
-    folder = resources.files("qualms_training") / "recipes"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return toml_names(_FOLDER)
 
 
 def load_recipe(name_or_path: str) -> Recipe:
     """A recipe of the package by name, or any TOML file by path."""
-    path = Path(name_or_path)
-    if path.suffix == ".toml":
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"Recipe {name_or_path} cannot be read: {error}.") from None
-    elif name_or_path in available():
-        text = (resources.files("qualms_training") / "recipes" / f"{name_or_path}.toml").read_text(encoding="utf-8")
-    else:
-        raise RecipeError(
-            f"There is no recipe {name_or_path!r}; give one of {', '.join(available())}, or a path to a .toml file."
-        )
-    return parse_recipe(text, name_or_path)
-
-
-def parse_recipe(text: str, source: str) -> Recipe:
-    """Check a recipe's text; RecipeError names the key."""
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"Recipe {source} is not valid TOML: {error}.") from None
-    return check_recipe(document, source)
+    return check_recipe(load_toml(name_or_path, _FOLDER, "recipe"), name_or_path)
 
 
 def check_recipe(document: dict[str, Any], source: str) -> Recipe:
-    """Check a recipe's keys and values; RecipeError names the first that is wrong."""
+    """Validate a recipe's keys and values; RecipeError names the first invalid one. `source` is named in the error."""
     try:
         return Recipe.model_validate(document)
     except ValidationError as error:
-        raise RecipeError(f"Recipe {source} is not usable: {first_problem(error)}.") from None
+        raise RecipeError(f"Recipe {source} is not valid: {first_problem(error)}.") from None

@@ -6,7 +6,7 @@ import pytest
 
 from qualms_training.cli import ProtocolName
 from qualms_training.errors import RecipeError
-from qualms_training.paper.definition import available, load_benchmark, parse_benchmark
+from qualms_training.paper.definition import Benchmark, available, load_benchmark
 from qualms_training.paper.protocol import Protocol
 from qualms_training.recipe import load_recipe
 
@@ -20,14 +20,17 @@ def test_every_benchmark_of_the_package_is_usable(name: str) -> None:
     assert [load_recipe(recipe).name for recipe in benchmark.recipes] == benchmark.recipes
 
 
+def load_text(text: str, folder: Path) -> Benchmark:
+    (folder / "own.toml").write_text(text)
+    return load_benchmark(str(folder / "own.toml"))
+
+
 def test_a_file_by_path(tmp_path: Path) -> None:
-    path = tmp_path / "own.toml"
-    path.write_text(GOOD)
-    assert load_benchmark(str(path)).columns == ["textures"]
+    assert load_text(GOOD, tmp_path).columns == ["textures"]
 
 
-def test_one_protocol_may_be_enough() -> None:
-    benchmark = parse_benchmark(GOOD, "of a test")
+def test_one_protocol_may_be_enough(tmp_path: Path) -> None:
+    benchmark = load_text(GOOD, tmp_path)
     assert benchmark.protocols == ["fair", "as-published"]
     assert benchmark.under("fair").protocols == ["fair"]
     assert {name.value for name in ProtocolName} == {protocol.value for protocol in Protocol}
@@ -44,9 +47,9 @@ def test_one_protocol_may_be_enough() -> None:
         (GOOD + 'protocols = ["wild"]\n', r"protocols\.0: Input should be 'fair' or 'as-published'"),
     ],
 )
-def test_what_is_wrong_is_named(text: str, said: str) -> None:
+def test_what_is_wrong_is_named(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=said):
-        parse_benchmark(text, "of a test")
+        load_text(text, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["nothing", "nothing.toml"])
