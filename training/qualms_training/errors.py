@@ -1,17 +1,26 @@
-"""The errors only training can raise; their parent and the whole tree are in qualms.errors."""
+"""Errors that only training raises; their base class and the whole tree are in qualms.errors."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 from qualms.errors import DataError, ExtraMissingError, QualmsError
 
-__all__ = ["DataError", "ExportError", "ExtraMissingError", "ModelError", "QualmsError", "RecipeError"]
+__all__ = ["DataError", "ExportError", "ExtraMissingError", "ModelError", "QualmsError", "RecipeError", "did_you_mean"]
 
 
 class RecipeError(QualmsError):
-    """A recipe has an unknown key or an impossible value."""
+    """A recipe has an unknown key or an invalid value."""
 
 
 class ModelError(QualmsError):
-    """A model's weights, taps or architecture are not usable."""
+    """A model's weights, taps or architecture cannot be used."""
 
 
 class ExportError(QualmsError):
-    """The exported graph does not agree with PyTorch, so it was not given its final name."""
+    """The model cannot be exported, or the exported graph does not agree with PyTorch."""
+
+
+def did_you_mean(name: str, accepted: Iterable[str]) -> str:
+    """The end of an error sentence: `; did you mean 'a' or 'b'?` for accepted names similar to `name`, else a full stop."""
+    close = get_close_matches(name, list(accepted), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else "."

@@ -1,29 +1,28 @@
-"""Base models by name, the paper's, a model zoo's or the user's, so that a recipe says which in one word."""
+"""Base classifiers by name: those of the paper, of torchvision and timm, and the user's own functions."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from torch import nn
 
-from qualms_training.errors import ModelError
-from qualms_training.models.checkpoint import check_finite, freeze, identity, load_weights
+from qualms_training.errors import ModelError, did_you_mean
+from qualms_training.models.checkpoint import check_finite, count_parameters, freeze, identity, load_weights
 from qualms_training.models.external import from_function, from_timm, from_torchvision
 from qualms_training.models.lenet import LeNet
 from qualms_training.models.resnet import ResNet20
 from qualms_training.models.small import SmallNet
-from qualms_training.models.suggest import nearest
 from qualms_training.models.vgg import VGG16
 from qualms_training.models.wrn import WideResNet16x4
 
-__all__ = ["NAMES", "build", "check_finite", "freeze", "identity", "load_weights"]
+__all__ = ["NAMES", "build", "check_finite", "count_parameters", "freeze", "identity", "load_weights"]
 
-_OF_ONE_SIZE: dict[str, Callable[[int, int, int, int], nn.Module]] = {
+_FIXED_SIZE: dict[str, Callable[[int, int, int, int], nn.Module]] = {
     "lenet": LeNet,
     "vgg16": VGG16,
     "small": SmallNet,
 }
-_OF_ANY_SIZE: dict[str, Callable[[int, int], nn.Module]] = {"wrn16-4": WideResNet16x4, "resnet20": ResNet20}
-NAMES = (*_OF_ONE_SIZE, *_OF_ANY_SIZE)
+_ANY_SIZE: dict[str, Callable[[int, int], nn.Module]] = {"wrn16-4": WideResNet16x4, "resnet20": ResNet20}
+NAMES = (*_FIXED_SIZE, *_ANY_SIZE)
 
 
 def build(
@@ -37,9 +36,9 @@ def build(
 ) -> nn.Module:
     """The model that `spec` names: normalised images (N, channels, height, width) to logits (N, classes).
 
-    `spec` is one of NAMES, `torchvision:NAME`, `timm:NAME` or `package.module:function`; such a function is
-    called with those of `classes`, `num_classes`, `channels`, `height` and `width` that it names. `weights`
-    is a state-dict file; without one the weights are random, drawn from torch's global generator.
+    `spec` is one of NAMES, `torchvision:NAME`, `timm:NAME` or `package.module:function`. The function is called with
+    those of `classes`, `num_classes`, `channels`, `height` and `width` that are its parameters. `weights` is a
+    state-dict file; without one the weights are random, drawn from torch's global generator.
     """
     model = _construct(spec, classes, channels, height, width)
     if weights is not None:
@@ -48,15 +47,15 @@ def build(
 
 
 def _construct(spec: str, classes: int, channels: int, height: int, width: int) -> nn.Module:
-    if spec in _OF_ONE_SIZE:
-        return _OF_ONE_SIZE[spec](classes, channels, height, width)
-    if spec in _OF_ANY_SIZE:
-        return _OF_ANY_SIZE[spec](classes, channels)
+    if spec in _FIXED_SIZE:
+        return _FIXED_SIZE[spec](classes, channels, height, width)
+    if spec in _ANY_SIZE:
+        return _ANY_SIZE[spec](classes, channels)
     source, _, name = spec.partition(":")
     if not source or not name:
         raise ModelError(
             f"Model {spec!r} is not known (accepted: {', '.join(NAMES)}, torchvision:NAME, timm:NAME, "
-            f"package.module:function){nearest(spec, NAMES)}"
+            f"package.module:function){did_you_mean(spec, NAMES)}"
         )
     if source == "torchvision":
         return from_torchvision(name, classes, channels)

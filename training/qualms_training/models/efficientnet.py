@@ -1,7 +1,7 @@
 """EfficientNet-Lite0 with its ImageNet weights, both from packages: a source network for transfer recipes.
 
-Its 1,000 classes are ImageNet's, so that a recipe which names `qualms_training.models.efficientnet:lite0` needs
-`prediction = "meta"`. It was trained on pixels scaled to [-1, 1]: mean and std of 0.5.
+Its 1,000 classes are ImageNet's, so a recipe with `model = "qualms_training.models.efficientnet:lite0"` needs
+`prediction = "meta"`. It was trained on pixels scaled to [-1, 1], that is mean 0.5 and std 0.5.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from qualms_training.models.checkpoint import load_weights
 
 
 def lite0(channels: int, height: int, width: int) -> nn.Module:
-    """The network for square RGB images; its padding depends on their size, its weights do not."""
+    """The network for square RGB images; only its padding depends on the image size."""
     if channels != 3 or height != width:
         raise ModelError(f"EfficientNet-Lite0 takes square images of 3 channels, not {height} × {width} of {channels}.")
     try:

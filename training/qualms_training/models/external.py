@@ -1,55 +1,57 @@
-"""Models that are not ours: torchvision's, timm's, and whatever function of the user's returns one."""
+"""Models from elsewhere: torchvision, timm, and functions in the user's own modules."""
 
 import importlib
 import inspect
 import sys
 from collections.abc import Callable
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
+from types import ModuleType
 
 from torch import nn
 
-from qualms_training.errors import ExtraMissingError, ModelError, QualmsError
-from qualms_training.models.suggest import nearest
+from qualms_training.errors import ExtraMissingError, ModelError, QualmsError, did_you_mean
 
 
 def from_torchvision(name: str, classes: int, channels: int) -> nn.Module:
-    """A classifier of torchvision's with random weights."""
-    from qualms_training.models.torchvision_compat import import_torchvision  # noqa: PLC0415  # only this needs it
+    """A torchvision classifier with random weights."""
+    from qualms_training.models.torchvision_compat import import_torchvision  # noqa: PLC0415  # slow to import
 
-    zoo = import_torchvision().models
-    known = zoo.list_models(module=zoo)
-    if name not in known:
-        raise ModelError(f"torchvision has no classifier {name!r}{nearest(name, known)}")
+    torchvision_models = import_torchvision().models
+    accepted = torchvision_models.list_models(module=torchvision_models)
+    if name not in accepted:
+        raise ModelError(f"torchvision has no classifier {name!r}{did_you_mean(name, accepted)}")
     if channels != 3:
         raise ModelError(f"Model 'torchvision:{name}' takes images of 3 channels, not {channels}.")
-    model: nn.Module = zoo.get_model(name, weights=None, num_classes=classes)
+    model: nn.Module = torchvision_models.get_model(name, weights=None, num_classes=classes)
     return model
 
 
 def from_timm(name: str, classes: int, channels: int) -> nn.Module:
-    """A classifier of timm's with random weights."""
+    """A timm classifier with random weights."""
     try:
         timm = importlib.import_module("timm")
     except ImportError as error:
         raise ExtraMissingError(
             f"Model 'timm:{name}' needs timm, which is not installed; `pip install timm` adds it."
         ) from error
-    known = timm.list_models()
-    if name not in known:
-        raise ModelError(f"timm has no model {name!r}{nearest(name, known)}")
+    accepted = timm.list_models()
+    if name not in accepted:
+        raise ModelError(f"timm has no model {name!r}{did_you_mean(name, accepted)}")
     model: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, in_chans=channels)
     return model
 
 
 def from_function(spec: str, sizes: dict[str, int]) -> nn.Module:
-    """What the user's `package.module:function` returns, called with those of `sizes` that it names."""
+    """The model that `package.module:function` returns, called with those of `sizes` that are its parameters."""
     function = _find_function(spec)
     try:
-        wanted = inspect.signature(function).parameters
-        model = function(**{name: size for name, size in sizes.items() if name in wanted})
-    except QualmsError:  # of a function of ours, which says what it means
+        parameters = inspect.signature(function).parameters
+        model = function(**{name: size for name, size in sizes.items() if name in parameters})
+    except QualmsError:  # raised by a function of this package, with a sentence of its own
         raise
-    except Exception as error:  # the user's code may fail in any way
+    except Exception as error:  # the user's code may raise anything
         raise ModelError(
             f"Model {spec!r}: the function raised {type(error).__name__}: {error}; it may take any of "
             f"{', '.join(sizes)} and must return a torch.nn.Module."
@@ -63,12 +65,9 @@ def from_function(spec: str, sizes: dict[str, int]) -> nn.Module:
 
 def _find_function(spec: str) -> Callable[..., object]:
     module_name, _, function_name = spec.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:  # a console script does not look beside the recipe by itself
-        sys.path.append(here)
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the user's module may fail in any way while it is imported
+        module = _import_module(module_name)
+    except Exception as error:  # the user's module may raise anything while it is imported
         raise ModelError(
             f"Model {spec!r}: module {module_name!r} cannot be imported ({type(error).__name__}: {error})."
         ) from error
@@ -76,6 +75,38 @@ def _find_function(spec: str) -> Callable[..., object]:
     if not callable(function):
         names = [name for name, value in vars(module).items() if callable(value)]
         raise ModelError(
-            f"Model {spec!r}: module {module_name!r} has no function {function_name!r}{nearest(function_name, names)}"
+            f"Model {spec!r}: module {module_name!r} has no function {function_name!r}{did_you_mean(function_name, names)}"
         )
     return function
+
+
+def _import_module(name: str) -> ModuleType:
+    """Import a module; a file in the working directory wins over an installed package of the same name.
+
+    It does not win over the standard library and over packages that are already imported, which include our own.
+    """
+    folder, package = Path.cwd(), name.partition(".")[0]
+    if str(folder) not in sys.path:  # the script directory of a console script is not the working directory
+        sys.path.append(str(folder))
+    file = folder.joinpath(*name.split("."))
+    is_here = file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()
+    if is_here and package not in sys.modules and package not in sys.stdlib_module_names:
+        _import_from(folder, package)
+    return importlib.import_module(name)
+
+
+def _import_from(folder: Path, package: str) -> None:
+    """Import a top-level module or package, which need not have an `__init__.py`, from `folder` alone."""
+    spec = PathFinder.find_spec(package, [str(folder)])
+    if spec is None:
+        return
+    if spec.loader is None:  # no __init__.py: without this, folders of the same name elsewhere on the path join in
+        spec.submodule_search_locations = [str(folder / package)]
+    module = module_from_spec(spec)
+    sys.modules[package] = module
+    try:
+        if spec.loader is not None:
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[package]
+        raise

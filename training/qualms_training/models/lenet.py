@@ -1,23 +1,23 @@
-"""LeNet: the paper's base for MNIST, kept as its authors trained it so that the recipes reproduce it."""
+"""LeNet: the paper's base for MNIST, as in the authors' code."""
 
 from torch import Tensor, nn
 
 from qualms_training.errors import ModelError
 
-SMALLEST = 16  # below this, nothing is left after the second pool
+MIN_SIDE = 16  # smaller images have no pixels left after the second pool
 
 
 class LeNet(nn.Module):
-    """Two unpadded 5x5 convolutions, each with ReLU and a pool, then 120-84-K units.
+    """Two unpadded 5x5 convolutions, each with ReLU and pooling, then 120-84-K units.
 
     Taps of the paper: `pool1` (6, 14, 14) and `pool2` (16, 5, 5) for 32x32 images.
     """
 
     def __init__(self, classes: int, channels: int = 3, height: int = 32, width: int = 32) -> None:
         super().__init__()
-        if min(height, width) < SMALLEST:
+        if min(height, width) < MIN_SIDE:
             raise ModelError(
-                f"LeNet was given images of {height}x{width} pixels; it takes {SMALLEST}x{SMALLEST} or more."
+                f"LeNet was given images of {height}x{width} pixels; it takes {MIN_SIDE}x{MIN_SIDE} or more."
             )
         self.conv1 = nn.Conv2d(channels, 6, kernel_size=5)
         self.relu1 = nn.ReLU()

@@ -1,20 +1,20 @@
-"""ResNet-20 for small images: a modern base that a CPU can train, small enough to serve as a default.
+"""ResNet-20 for small images: a base that can be trained on a CPU.
 
 Shortcuts are option A of He et al. (2016): where the shape changes, the input is subsampled and padded with
-zero channels. That has no parameters, and is what the 0.27 M of their CIFAR table count.
+zero channels. They have no parameters, as in the 0.27 M parameters of that paper's CIFAR table.
 """
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 WIDTHS = (16, 32, 64)
-BLOCKS_A_STAGE = 3
+BLOCKS_PER_STAGE = 3
 
 
 class ResNet20(nn.Module):
     """Three stages of three basic blocks, global average pooling and one linear layer.
 
-    Natural taps: `stage1` (16, 32, 32), `stage2` (32, 16, 16), `stage3` (64, 8, 8) for 32x32 images.
+    Suggested taps: `stage1` (16, 32, 32), `stage2` (32, 16, 16), `stage3` (64, 8, 8) for 32x32 images.
     """
 
     def __init__(self, classes: int, channels: int = 3) -> None:
@@ -69,4 +69,4 @@ class BasicBlock(nn.Module):
 
 def _stage(channels: int, width: int, stride: int) -> nn.Sequential:
     first = BasicBlock(channels, width, stride)
-    return nn.Sequential(first, *(BasicBlock(width, width, stride=1) for _ in range(BLOCKS_A_STAGE - 1)))
+    return nn.Sequential(first, *(BasicBlock(width, width, stride=1) for _ in range(BLOCKS_PER_STAGE - 1)))

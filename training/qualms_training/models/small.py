@@ -1,23 +1,23 @@
-"""A tiny convolutional net, so that the `tiny` recipe and the tests train a real base in seconds."""
+"""A small convolutional network that trains in seconds, for the `tiny` recipe and the tests."""
 
 from torch import Tensor, nn
 
 from qualms_training.errors import ModelError
 
-SMALLEST = 4  # two pools leave one pixel
+MIN_SIDE = 4  # pooling twice leaves one pixel
 
 
 class SmallNet(nn.Module):
-    """Two padded 3x3 convolutions, each with ReLU and a pool, and one linear layer: about 4,000 weights.
+    """Two padded 3x3 convolutions, each with ReLU and pooling, and one linear layer: about 4,000 weights.
 
-    Natural taps: `pool1` (8, 8, 8) and `pool2` (16, 4, 4) for 16x16 images.
+    Suggested taps: `pool1` (8, 8, 8) and `pool2` (16, 4, 4) for 16x16 images.
     """
 
     def __init__(self, classes: int, channels: int = 3, height: int = 16, width: int = 16) -> None:
         super().__init__()
-        if min(height, width) < SMALLEST:
+        if min(height, width) < MIN_SIDE:
             raise ModelError(
-                f"The small net was given images of {height}x{width} pixels; it takes {SMALLEST}x{SMALLEST} or more."
+                f"The small net was given images of {height}x{width} pixels; it takes {MIN_SIDE}x{MIN_SIDE} or more."
             )
         self.conv1 = nn.Conv2d(channels, 8, kernel_size=3, padding=1)
         self.relu1 = nn.ReLU()

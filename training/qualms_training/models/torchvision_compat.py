@@ -1,7 +1,7 @@
-"""The one way to torchvision: its wheel may be built for CUDA beside a CPU torch, and then refuses to import.
+"""Import torchvision, also if its wheel was built for CUDA and torch's was not.
 
-The compiled operators are missing in such an installation, and torchvision raises at import although its data
-sets, transforms and models need none of them. Declaring the two operators it asks for is enough.
+The compiled operators are missing in such an installation. torchvision then raises an error at import, although its
+data sets, transforms and models need none of them. Declaring the two operators that it looks up avoids the error.
 """
 
 import importlib
@@ -14,11 +14,11 @@ from qualms_training.errors import ExtraMissingError
 
 _MISSING_OPERATOR = "operator torchvision::nms does not exist"
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_declarations: list[Any] = []  # torch forgets a Library's operators when it is collected
+_declarations: list[Any] = []  # torch removes the operators of a Library that is garbage-collected
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision (`.datasets`, `.transforms`, `.models`), or say which extra is missing."""
+    """Import torchvision; ExtraMissingError names the extra that installs it."""
     try:
         return _import_with_operators()
     except (ImportError, RuntimeError, OSError) as error:
@@ -34,7 +34,7 @@ def _import_with_operators() -> ModuleType:
         if _MISSING_OPERATOR not in str(error):
             raise
     _declare_operators()
-    _forget_half_import()
+    _remove_partial_import()
     return importlib.import_module("torchvision")
 
 
@@ -45,6 +45,6 @@ def _declare_operators() -> None:
     _declarations.append(library)
 
 
-def _forget_half_import() -> None:
+def _remove_partial_import() -> None:
     for name in [name for name in sys.modules if name == "torchvision" or name.startswith("torchvision.")]:
         del sys.modules[name]

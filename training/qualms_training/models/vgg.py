@@ -1,11 +1,11 @@
-"""VGG16 for small images: the paper's base for CIFAR-10, with little batch normalisation and a short head."""
+"""VGG16 for small images: the paper's base for CIFAR-10, with batch normalisation once per block and a short head."""
 
 from torch import Tensor, nn
 
 from qualms_training.errors import ModelError
 
 BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
-SCALE = 32  # five pools halve the image five times
+SCALE = 32  # five poolings halve the image five times
 
 
 class VGG16(nn.Module):
@@ -36,7 +36,7 @@ class VGG16(nn.Module):
 
 
 def _block(channels: int, widths: tuple[int, ...]) -> nn.Sequential:
-    """Convolutions of the given widths, batch normalisation after the last one only, and a pool."""
+    """Convolutions of the given widths, with batch normalisation after the last one only, then pooling."""
     block = nn.Sequential()
     for number, width in enumerate(widths, start=1):
         block.add_module(f"conv{number}", nn.Conv2d(channels, width, kernel_size=3, padding=1))

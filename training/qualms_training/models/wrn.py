@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-WIDTHS = (64, 128, 256)  # 16, 32, 64 channels, four times as wide
+WIDTHS = (64, 128, 256)  # four times the 16, 32, 64 channels of a ResNet
 HIDDEN = 256
 DROPOUT = 0.3
 
