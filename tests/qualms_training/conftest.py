@@ -18,7 +18,7 @@ torch.set_num_threads(1)  # one order of summation, so that runs can be compared
 
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run of the tiny recipe; read it, do not write to it."""
+    """The folder of a finished run of the tiny recipe, shared by all tests; it must not be written to."""
     out = tmp_path_factory.mktemp("tiny")
     train_recipe(
         load_recipe("tiny"),
@@ -34,19 +34,19 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny_bundle(tiny_run: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny recipe's bundle that a test may do anything to."""
+    """A copy of the tiny recipe's bundle, which a test may change."""
     return Path(shutil.copy(tiny_run / "seed-0" / "model.onnx", tmp_path / "tiny.onnx"))
 
 
 @pytest.fixture
 def display() -> Display:
-    """A display that nobody looks at."""
+    """A display without a terminal."""
     return Display(Console(file=io.StringIO()))
 
 
 @pytest.fixture
 def tiny() -> Callable[[Mapping[str, Any]], Recipe]:
-    """The tiny recipe with some values changed, each named by its dotted key."""
+    """A function that returns the tiny recipe with some values changed, by dotted key."""
 
     def alter(changes: Mapping[str, Any]) -> Recipe:
         document = load_recipe("tiny").model_dump(mode="json")
@@ -63,8 +63,8 @@ def tiny() -> Callable[[Mapping[str, Any]], Recipe]:
 
 @pytest.fixture
 def data_dir() -> Path:
-    """The user's data folder; a test that needs it is skipped where there is none."""
+    """The folder of real data sets; the test is skipped if there is none."""
     folder = os.environ.get("QUALMS_DATA")
     if not folder:
-        pytest.skip("QUALMS_DATA names no folder of real data sets")
+        pytest.skip("QUALMS_DATA is not set")
     return Path(folder)

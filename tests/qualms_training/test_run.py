@@ -1,4 +1,4 @@
-"""A recipe becomes one calibrated file; run again, it does what is missing or has changed, and nothing else."""
+"""A run of a recipe makes one calibrated bundle; a second run repeats only stages whose product is missing or outdated."""
 
 import importlib
 import io
@@ -24,18 +24,17 @@ from qualms.bundle.runtime import GraphRunner, check_golden
 from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
 from qualms.decisions.operating_point import flag_point
 from qualms.errors import OperatingPointError
-from qualms_training.cli import Stage
 from qualms_training.console import Display
 from qualms_training.data import load
 from qualms_training.data.noise import NOISES
 from qualms_training.errors import ModelError, QualmsError, RecipeError
 from qualms_training.fitting.loop import Hooks, Progress
-from qualms_training.models import build
+from qualms_training.models import build, count_parameters
 from qualms_training.recipe import Recipe, load_recipe
-from qualms_training.reporting.provenance import parameters, versions
 from qualms_training.run import train_recipe
-from qualms_training.stages import STAGES, base, calibrate, check, combine, evaluate, export, features, fit
+from qualms_training.stages import Stage, base, calibrate, check, combine, evaluate, export, fit
 from qualms_training.stages.context import RunContext
+from qualms_training.stages.provenance import versions
 
 Alter = Callable[[Mapping[str, Any]], Recipe]
 CPU = torch.device("cpu")
@@ -43,8 +42,8 @@ MADE_BY_FIT = {f"seed-0/{name}" for name in ("meta.pt", "fit.json", "probe.npz",
 
 
 def run(recipe: Recipe, out: Path, only: str | None = None) -> str:
-    """Run a recipe in `out`, and return what it says."""
-    said = io.StringIO()
+    """Run a recipe in `out`, and return its console output."""
+    output = io.StringIO()
     train_recipe(
         recipe,
         out=out,
@@ -53,9 +52,9 @@ def run(recipe: Recipe, out: Path, only: str | None = None) -> str:
         seeds=[0],
         device=CPU,
         only=only,
-        display=Display(Console(file=said, width=200)),
+        display=Display(Console(file=output, width=200)),
     )
-    return said.getvalue()
+    return output.getvalue()
 
 
 def context_of(recipe: Recipe, out: Path, display: Display, only: str | None = None) -> RunContext:
@@ -63,7 +62,7 @@ def context_of(recipe: Recipe, out: Path, display: Display, only: str | None = N
 
 
 def products(out: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file below the seed's folder and the cache, with its time and content."""
+    """Every file in the seed's folder and the cache, with its modification time and content."""
     files = [path for folder in ("seed-0", "cache") for path in (out / folder).rglob("*") if path.is_file()]
     return {str(path.relative_to(out)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
@@ -74,18 +73,17 @@ def changed(before: dict[str, tuple[int, bytes]], after: dict[str, tuple[int, by
 
 @pytest.fixture
 def copy(tiny_run: Path, tmp_path: Path) -> Path:
-    """A finished run to do anything to."""
+    """A copy of a finished run, which a test may change."""
     return Path(shutil.copytree(tiny_run, tmp_path / "run"))
 
 
 @pytest.fixture
 def no_work(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Make the expensive parts of stages fail the test that runs them, all but those named."""
+    """A function that makes the test fail if a stage does its work, except the stages named and `features`."""
 
     def forbid(*allowed: str) -> None:
         parts: dict[str, tuple[Any, str]] = {
             "base": (base, "train_base"),
-            "features": (features, "cached_features"),
             "fit": (fit, "train_meta"),
             "combine": (combine, "save_torch"),
             "export": (export, "export_graph"),
@@ -93,8 +91,10 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             "evaluate": (evaluate, "save_plots"),
         }
         for stage, (module, name) in parts.items():
-            if stage not in allowed and stage != "features":
-                monkeypatch.setattr(module, name, lambda *_, stage=stage, **__: pytest.fail(f"stage {stage} worked"))
+            if stage not in allowed:
+                monkeypatch.setattr(
+                    module, name, lambda *_, stage=stage, **__: pytest.fail(f"stage {stage} did its work")
+                )
 
     return forbid
 
@@ -110,7 +110,7 @@ def evaluation(bundle: Bundle) -> Evaluation:
     return bundle.manifest.evaluation
 
 
-def test_the_bundle_opens_and_reproduces_its_golden_vectors(bundle: Bundle) -> None:
+def test_the_bundle_reproduces_its_golden_vectors(bundle: Bundle) -> None:
     check_golden(GraphRunner(bundle.graph), bundle.manifest)
     manifest = bundle.manifest
     assert (manifest.name, manifest.classes) == ("tiny", ["disc", "square", "cross", "stripes"])
@@ -119,7 +119,7 @@ def test_the_bundle_opens_and_reproduces_its_golden_vectors(bundle: Bundle) -> N
     assert manifest.operating == load_recipe("tiny").operating
 
 
-def test_thresholds_rest_on_the_calibration_split_by_the_exported_graph(bundle: Bundle, display: Display) -> None:
+def test_calibration_uses_the_calibration_split_and_the_exported_graph(bundle: Bundle, display: Display) -> None:
     context = context_of(load_recipe("tiny"), bundle.path.parent.parent, display)
     held_out = context.data.parts["calibration"]
     outputs = GraphRunner(bundle.graph)(held_out.images)
@@ -129,19 +129,19 @@ def test_thresholds_rest_on_the_calibration_split_by_the_exported_graph(bundle: 
     for name, values in calibration.scores.items():
         np.testing.assert_allclose(values, np.sort(outputs[name]), rtol=1e-5, atol=1e-6)
     point = flag_point(bundle.manifest)
-    # Fewer would mean that images share the most doubtful value, beyond which the flag can never go up.
+    # Fewer flags would mean that several images share the largest value, and no score can exceed that one.
     assert point.flags(outputs[point.score]).sum() == point.k - 1
     np.testing.assert_allclose(
         bundle.manifest.reference.class_shares, np.bincount(outputs["prediction"], minlength=4) / 1000
     )
 
 
-def test_provenance_is_enough_to_make_it_again(bundle: Bundle) -> None:
+def test_provenance_records_recipe_seed_versions_base_and_splits(bundle: Bundle) -> None:
     origin = bundle.manifest.provenance
     assert Recipe.model_validate(origin.recipe) == load_recipe("tiny")
     assert (origin.recipe_name, origin.seed) == ("tiny", 0)
     assert origin.versions == versions()
-    assert origin.base["parameters"] == parameters(build("small", 4, 3, 16, 16))
+    assert origin.base["parameters"] == count_parameters(build("small", 4, 3, 16, 16))
     assert origin.base["taps"] == ["pool1", "pool2"]
     assert len(origin.base["sha256"]) == 64
     assert origin.meta["form"] == "pooled"
@@ -149,13 +149,13 @@ def test_provenance_is_enough_to_make_it_again(bundle: Bundle) -> None:
     assert origin.data["splits"][0]["sizes"] == {"train": 2000, "validation": 400, "fit": 400, "calibration": 1000}
 
 
-def test_the_frozen_base_predicts_as_it_did_before(evaluation: Evaluation) -> None:
+def test_the_bundle_predicts_the_same_classes_as_the_base(evaluation: Evaluation) -> None:
     assert evaluation.identical_predictions
     assert evaluation.base_accuracy == evaluation.accuracy > 80
     assert (evaluation.test_data, evaluation.n, evaluation.protocol) == ("shapes", 2000, "fair")
 
 
-def test_every_stranger_and_the_known_set_itself_are_evaluated_by_every_score(evaluation: Evaluation) -> None:
+def test_every_score_is_evaluated_on_every_ood_set_and_on_the_test_set_itself(evaluation: Evaluation) -> None:
     sets = ["textures", "strokes", "corrupted", "shapes (itself)"]
     assert list(dict.fromkeys(row.data for row in evaluation.ood)) == sets
     assert len(evaluation.ood) == len(sets) * (len(SCORES) + 2)
@@ -164,7 +164,7 @@ def test_every_stranger_and_the_known_set_itself_are_evaluated_by_every_score(ev
             assert row.auroc == pytest.approx(50, abs=2), row.score
 
 
-def test_promises_are_kept_on_the_test_set(evaluation: Evaluation) -> None:
+def test_the_false_alarm_rate_on_the_test_set_is_below_the_target(evaluation: Evaluation) -> None:
     rows = {(row.promise, row.target): row for row in evaluation.realised}
     assert {target for _, target in rows} == {0.05, 0.01}
     alarms = rows["false_alarm_rate", 0.05].realised
@@ -172,7 +172,7 @@ def test_promises_are_kept_on_the_test_set(evaluation: Evaluation) -> None:
     assert 0 < alarms < 0.065  # three standard deviations of 2,000 images above 0.05
 
 
-def test_a_run_folder_holds_settings_report_results_and_plots(tiny_run: Path, evaluation: Evaluation) -> None:
+def test_a_run_folder_has_settings_report_evaluation_and_plots(tiny_run: Path, evaluation: Evaluation) -> None:
     settings = json.loads((tiny_run / "run.json").read_text())
     assert settings["versions"] == versions()
     assert Recipe.model_validate(settings["recipe"]) == load_recipe("tiny")
@@ -186,26 +186,26 @@ def test_a_run_folder_holds_settings_report_results_and_plots(tiny_run: Path, ev
     assert f"| mutual_information | {mutual_information.auroc:.1f} |" in report
     plots = tiny_run / "seed-0" / "plots"
     assert {path.name for path in plots.iterdir()} == {f"{score}.png" for score in SCORES}
-    with Image.open(plots / "entropy.png") as picture:
-        picture.load()
+    with Image.open(plots / "entropy.png") as image:
+        image.load()
 
 
-def test_nothing_half_made_is_left(tiny_run: Path) -> None:
+def test_a_finished_run_leaves_no_temporary_files_or_checkpoints(tiny_run: Path) -> None:
     names = {path.name for path in tiny_run.rglob("*")}
     assert not {name for name in names if name.startswith(".") or "checkpoint" in name}
 
 
-def test_run_again_it_does_nothing(copy: Path, no_work: Callable[..., None]) -> None:
+def test_a_second_run_does_nothing_but_the_report(copy: Path, no_work: Callable[..., None]) -> None:
     before = products(copy)
     (copy / "report.md").unlink()
     no_work()
-    said = run(load_recipe("tiny"), copy)
+    output = run(load_recipe("tiny"), copy)
     assert not changed(before, products(copy))
     assert (copy / "report.md").exists()
-    assert "Test accuracy" in said
+    assert "Test accuracy" in output
 
 
-def test_what_a_run_has_lost_is_all_it_makes_again(copy: Path, no_work: Callable[..., None]) -> None:
+def test_only_a_deleted_product_is_made_again(copy: Path, no_work: Callable[..., None]) -> None:
     before = products(copy)
     weights = torch.load(copy / "seed-0" / "meta.pt", weights_only=True)
     (copy / "seed-0" / "meta.pt").unlink()
@@ -217,36 +217,36 @@ def test_what_a_run_has_lost_is_all_it_makes_again(copy: Path, no_work: Callable
     assert (copy / "seed-0" / "fit.json").read_bytes() == before["seed-0/fit.json"][1]
 
 
-class Cut(BaseException):
-    """Stands in for whatever ends a process."""
+class Interrupted(BaseException):
+    """Raised in place of the end of the process."""
 
 
-def cut_somewhere(train: Callable[..., Progress], steps: int, seed: int) -> Callable[..., Progress]:
-    """The same training, ended at a random step."""
+def interrupted_at_random(train: Callable[..., Progress], steps: int, seed: int) -> Callable[..., Progress]:
+    """The same training, interrupted at a random step."""
     last = random.Random(seed).randint(steps // 2, steps)
 
     def on_step(step: int, _: float) -> None:
         if step == last:
-            raise Cut
+            raise Interrupted
 
-    def cut(*arguments: Any, **options: Any) -> Progress:
+    def interrupted(*arguments: Any, **options: Any) -> Progress:
         return train(*arguments, **{**options, "hooks": Hooks(on_step=on_step)})
 
-    return cut
+    return interrupted
 
 
 @pytest.mark.parametrize(
     ("stage", "module", "name", "steps"), [("base", base, "train_base", 128), ("fit", fit, "train_meta", 160)]
 )
-def test_a_stage_that_was_cut_off_goes_on_to_the_same_weights(
+def test_an_interrupted_training_resumes_to_the_same_weights(
     stage: str, module: Any, name: str, steps: int, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     product = next((copy / "cache" / "bases").glob("*.pt")) if stage == "base" else copy / "seed-0" / "meta.pt"
     whole = torch.load(product, weights_only=True)
     product.unlink()
     with monkeypatch.context() as patched:
-        patched.setattr(module, name, cut_somewhere(getattr(module, name), steps, seed=3))
-        with pytest.raises(Cut):
+        patched.setattr(module, name, interrupted_at_random(getattr(module, name), steps, seed=3))
+        with pytest.raises(Interrupted):
             run(load_recipe("tiny"), copy, only=stage)
     assert not product.exists()
     run(load_recipe("tiny"), copy, only=stage)
@@ -255,19 +255,9 @@ def test_a_stage_that_was_cut_off_goes_on_to_the_same_weights(
     assert not list(copy.rglob("*checkpoint*"))
 
 
-@pytest.mark.parametrize(
-    ("stage", "first"),
-    [
-        ("features", "base"),
-        ("fit", "base"),
-        ("combine", "base"),
-        ("export", "base"),
-        ("calibrate", "base"),
-        ("evaluate", "base"),
-    ],
-)
-def test_a_stage_alone_needs_the_ones_before_it(stage: str, first: str, tmp_path: Path) -> None:
-    with pytest.raises(QualmsError, match=f"Stage '{stage}' needs what stage '{first}' makes.*run --stage {first}"):
+@pytest.mark.parametrize("stage", [stage.value for stage in Stage if stage != "base"])
+def test_a_single_stage_needs_the_products_of_earlier_stages(stage: str, tmp_path: Path) -> None:
+    with pytest.raises(QualmsError, match=f"Stage '{stage}' needs the product of stage 'base'.*run --stage base"):
         run(load_recipe("tiny"), tmp_path, only=stage)
     assert {path.name for path in tmp_path.rglob("*")} == {"run.json", "cache"}
 
@@ -280,18 +270,18 @@ SMALL = {
 }
 
 
-def test_the_stages_one_by_one_are_the_whole_run(tiny: Alter, tmp_path: Path) -> None:
+def test_running_the_stages_one_by_one_makes_the_same_bundle(tiny: Alter, tmp_path: Path) -> None:
     recipe = tiny(SMALL)
     assert recipe.fuses
     for stage in Stage:
         run(recipe, tmp_path / "stages", only=stage.value)
     run(recipe, tmp_path / "whole")
-    found, whole = (open_bundle(tmp_path / name / "seed-0" / "model.onnx").manifest for name in ("stages", "whole"))
-    assert found.graph_sha256 == whole.graph_sha256
-    assert found.evaluation == whole.evaluation is not None
+    stages, whole = (open_bundle(tmp_path / name / "seed-0" / "model.onnx").manifest for name in ("stages", "whole"))
+    assert stages.graph_sha256 == whole.graph_sha256
+    assert stages.evaluation == whole.evaluation is not None
 
 
-def test_a_combination_alone_is_sent_to_the_stage_that_helps_it(copy: Path) -> None:
+def test_combine_without_cached_features_names_the_stage_features(copy: Path) -> None:
     shutil.rmtree(copy / "cache" / "features")
     (copy / "seed-0" / "doubter.pt").unlink()
     with pytest.raises(QualmsError, match="run --stage features first"):
@@ -300,7 +290,7 @@ def test_a_combination_alone_is_sent_to_the_stage_that_helps_it(copy: Path) -> N
     run(load_recipe("tiny"), copy, only="combine")
 
 
-def test_weights_that_saw_one_seeds_split_are_refused_for_every_other_before_any_is_run(
+def test_weights_trained_with_another_seed_are_an_error_before_any_stage_runs(
     tiny: Alter, tmp_path: Path, display: Display, no_work: Callable[..., None]
 ) -> None:
     no_work()
@@ -311,18 +301,18 @@ def test_weights_that_saw_one_seeds_split_are_refused_for_every_other_before_any
     assert not (tmp_path / "out").exists()
 
 
-def test_another_kl_weight_makes_another_meta_model_on_the_same_base(copy: Path, tiny: Alter) -> None:
+def test_a_changed_kl_weight_retrains_the_meta_model_but_not_the_base(copy: Path, tiny: Alter) -> None:
     recipe = tiny({"meta.kl_weight": 0.5})
     before = products(copy)
     run(recipe, copy, only="fit")
     assert changed(before, products(copy)) == MADE_BY_FIT
-    # What is in the folder is that of the old meta-model: what comes after must not take it for the new one's.
+    # The files of later stages were made with the old meta-model and must not be used with the new one.
     for stage in ("export", "calibrate", "evaluate"):
-        with pytest.raises(QualmsError, match="needs what stage 'combine' makes"):
+        with pytest.raises(QualmsError, match="needs the product of stage 'combine'"):
             run(recipe, copy, only=stage)
     run(recipe, copy, only="combine")
     for stage in ("calibrate", "evaluate"):
-        with pytest.raises(QualmsError, match="needs what stage 'export' makes"):
+        with pytest.raises(QualmsError, match="needs the product of stage 'export'"):
             run(recipe, copy, only=stage)
     run(recipe, copy, only="export")
     run(recipe, copy, only="calibrate")
@@ -333,23 +323,23 @@ def test_another_kl_weight_makes_another_meta_model_on_the_same_base(copy: Path,
     assert not changed(before, products(copy)) & untouched
 
 
-def test_the_flag_score_is_fused_of_doubts_that_the_fit_split_weighed(tiny_run: Path, bundle: Bundle) -> None:
-    found = json.loads((tiny_run / "seed-0" / "combine.json").read_text())
+def test_the_fused_score_has_weights_from_the_fit_split_and_is_the_flag_score(tiny_run: Path, bundle: Bundle) -> None:
+    results = json.loads((tiny_run / "seed-0" / "combine.json").read_text())
     names = ["base_entropy", "mutual_information", "distance", "distance of tap 0", "distance of tap 1"]
-    assert list(found["weights"]) == names
-    assert sum(found["weights"].values()) == pytest.approx(1)
-    assert set(found["auroc"]) == {*NOISES, "errors"}
+    assert list(results["weights"]) == names
+    assert sum(results["weights"].values()) == pytest.approx(1)
+    assert set(results["auroc"]) == {*NOISES, "errors"}
     assert bundle.manifest.operating.score == "fused"
 
 
-def test_a_recipe_may_do_without_fusing(copy: Path, tiny: Alter) -> None:
+def test_a_recipe_with_fuse_false_has_no_fused_score(copy: Path, tiny: Alter) -> None:
     run(tiny({"fuse": False, "operating.score": "mutual_information"}), copy)
     bundle = open_bundle(copy / "seed-0" / "model.onnx")
     assert list(bundle.manifest.scores) == list(DIRICHLET_SCORES)
     assert not {"distance", "fused"} & set(GraphRunner(bundle.graph).outputs)
 
 
-def test_another_target_recalibrates_and_no_more(copy: Path, tiny: Alter, no_work: Callable[..., None]) -> None:
+def test_a_changed_target_repeats_only_the_calibration(copy: Path, tiny: Alter, no_work: Callable[..., None]) -> None:
     before = products(copy)
     no_work("calibrate")
     run(tiny({"operating.target_fpr": 0.1}), copy, only="calibrate")
@@ -357,18 +347,18 @@ def test_another_target_recalibrates_and_no_more(copy: Path, tiny: Alter, no_wor
     assert flag_point(open_bundle(copy / "seed-0" / "model.onnx").manifest).target_fpr == 0.1
 
 
-def test_a_ledger_or_a_fact_that_was_lost_is_made_again(copy: Path, display: Display) -> None:
+def test_a_stage_with_a_missing_product_or_a_damaged_stage_record_is_outdated(copy: Path, display: Display) -> None:
     context = context_of(load_recipe("tiny"), copy, display)
-    assert export.is_done(context)
+    assert export.is_up_to_date(context)
     (copy / "seed-0" / "export.json").unlink()
-    assert not export.is_done(context)
+    assert not export.is_up_to_date(context)
     (copy / "seed-0" / "stages.json").write_text("{")
-    assert not context.done("fit", fit.mark(context), copy / "seed-0" / "meta.pt")
-    context.record("fit", fit.mark(context))
-    assert context.done("fit", fit.mark(context), copy / "seed-0" / "meta.pt")
+    assert not context.is_up_to_date("fit", fit.inputs_fingerprint(context), copy / "seed-0" / "meta.pt")
+    context.record_stage("fit", fit.inputs_fingerprint(context))
+    assert context.is_up_to_date("fit", fit.inputs_fingerprint(context), copy / "seed-0" / "meta.pt")
 
 
-def test_a_damaged_base_in_the_cache_is_one_sentence(copy: Path) -> None:
+def test_a_damaged_base_in_the_cache_is_named_in_one_sentence(copy: Path) -> None:
     (file,) = (copy / "cache" / "bases").glob("*.pt")
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ModelError, match=f"{file.name}.* cannot be read") as caught:
@@ -376,17 +366,17 @@ def test_a_damaged_base_in_the_cache_is_one_sentence(copy: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_given_weights_are_known_by_their_content_and_not_by_their_name(
+def test_the_fingerprint_of_given_weights_depends_on_their_values(
     tiny: Alter, tmp_path: Path, display: Display
 ) -> None:
     file = tmp_path / "weights.pt"
     recipe = tiny({"base.weights": str(file), "base.weights_saw": "train-split", "base.weights_seed": 0})
-    marks = []
+    fingerprints = []
     for seed in (0, 1, 0):
         torch.manual_seed(seed)
         torch.save(build("small", 4, 3, 16, 16).state_dict(), file)
-        marks.append(fit.mark(context_of(recipe, tmp_path, display)))
-    assert marks[0] == marks[2] != marks[1]
+        fingerprints.append(fit.inputs_fingerprint(context_of(recipe, tmp_path, display)))
+    assert fingerprints[0] == fingerprints[2] != fingerprints[1]
 
 
 OWN = """
@@ -406,40 +396,41 @@ def net(classes):
 
 
 @pytest.mark.parametrize("given", [{}, {"base.weights": "included", "base.weights_saw": "other-data"}])
-def test_an_edit_of_the_users_model_is_another_base_although_its_weights_fit(
+def test_edited_code_of_the_users_model_makes_a_new_base(
     given: dict[str, str], tiny: Alter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     recipe = tiny({**SMALL, **given, "base.model": "edited:net", "base.taps": ["0", "3"]})
     images = load("shapes", "test").conformed(recipe.input.spec, range(20))
-    said = []
+    probabilities = []
     for sign in ("1", "-1", "-1"):
         (tmp_path / "edited.py").write_text(OWN.replace("SIGN", sign))
         monkeypatch.delitem(sys.modules, "edited", raising=False)
         importlib.invalidate_caches()
-        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)  # which knows a file by its size and second
+        shutil.rmtree(
+            tmp_path / "__pycache__", ignore_errors=True
+        )  # byte code is matched by file size and time in seconds
         run(recipe, tmp_path / "out")
         bundle = open_bundle(tmp_path / "out" / "seed-0" / "model.onnx")
-        said.append(GraphRunner(bundle.graph)(images)["base_probabilities"])
-    assert np.abs(said[0] - said[1]).max() > 1e-3
-    np.testing.assert_array_equal(said[1], said[2])
+        probabilities.append(GraphRunner(bundle.graph)(images)["base_probabilities"])
+    assert np.abs(probabilities[0] - probabilities[1]).max() > 1e-3
+    np.testing.assert_array_equal(probabilities[1], probabilities[2])
     trained = list((tmp_path / "out" / "cache").glob("bases/*.pt"))
     assert len(trained) == (0 if given else 2)
 
 
-def test_a_command_that_is_refused_leaves_the_ledger_as_it_was(tiny: Alter, tmp_path: Path) -> None:
-    """Another grid is another meta-model of the same base: what was done for the first is still done."""
+def test_a_failed_command_does_not_change_the_stage_record(tiny: Alter, tmp_path: Path) -> None:
     recipe = tiny({**SMALL, "fuse": False, "operating.score": "entropy"})
     run(recipe, tmp_path / "out")
-    ledger = tmp_path / "out" / "seed-0" / "stages.json"
-    before = ledger.read_bytes()
-    with pytest.raises(QualmsError, match="needs what stage 'fit' makes"):
+    record = tmp_path / "out" / "seed-0" / "stages.json"
+    before = record.read_bytes()
+    with pytest.raises(QualmsError, match="needs the product of stage 'fit'"):
         run(tiny({**SMALL, "fuse": False, "operating.score": "entropy", "meta.grid": 1}), tmp_path / "out", "evaluate")
-    assert ledger.read_bytes() == before
+    assert record.read_bytes() == before
     run(recipe, tmp_path / "out", "evaluate")
 
 
-def test_given_weights_are_used_as_they_are_and_nothing_is_trained(
+def test_given_weights_are_used_unchanged_without_training(
     tiny: Alter, tmp_path: Path, display: Display, no_work: Callable[..., None]
 ) -> None:
     no_work()
@@ -448,14 +439,14 @@ def test_given_weights_are_used_as_they_are_and_nothing_is_trained(
     recipe = tiny(
         {"base.weights": str(tmp_path / "weights.pt"), "base.weights_saw": "train-split", "base.weights_seed": 0}
     )
-    found = base.frozen_base(context_of(recipe, tmp_path, display))
-    assert all(torch.equal(value, given.state_dict()[name]) for name, value in found.state_dict().items())
-    assert not any(parameter.requires_grad for parameter in found.parameters())
+    model = base.frozen_base(context_of(recipe, tmp_path, display))
+    assert all(torch.equal(value, given.state_dict()[name]) for name, value in model.state_dict().items())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
     assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "says"),
+    ("changes", "error", "message"),
     [
         ({"operating.target_fpr": 1e-4}, OperatingPointError, "needs at least 29,956 calibration images"),
         ({"base.taps": ["pool1", "poool2"]}, ModelError, "'poool2' is not a module.*did you mean.*'pool2'"),
@@ -468,18 +459,18 @@ def test_given_weights_are_used_as_they_are_and_nothing_is_trained(
         ({"data.ood": ["textures", "absent"]}, QualmsError, "'absent'"),
         ({"data.splits.fit": 31}, QualmsError, "fit split has 31 images; to combine scores it needs 32"),
     ],
-    ids=["target", "tap", "base", "branches", "stranger", "fit split"],
+    ids=["target", "tap", "base", "branches", "ood set", "fit split"],
 )
-def test_what_cannot_work_is_refused_before_anything_is_trained_or_written(
+def test_an_impossible_recipe_fails_before_anything_is_trained_or_written(
     changes: dict[str, Any],
     error: type[QualmsError],
-    says: str,
+    message: str,
     tiny: Alter,
     tmp_path: Path,
     no_work: Callable[..., None],
 ) -> None:
     no_work()
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         run(tiny(changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -512,28 +503,28 @@ def auxiliary(classes):
 
 
 @pytest.mark.parametrize(
-    ("function", "says"),
+    ("function", "message"),
     [
         ("too_deep", "'mine:too_deep' cannot be run on images of 16 × 16 × 3"),
-        ("too_many", "gives 10 logits.*4 classes"),
-        ("auxiliary", r"returns tuple while it is trained; it must return logits \(N, 4\)"),
-        ("normalised", "cannot be trained on one image, and 65 in batches of 64 leave a last batch of one"),
+        ("too_many", "has 10 logits.*4 classes"),
+        ("auxiliary", r"returns tuple in training mode; it must return logits \(N, 4\)"),
+        ("normalised", "cannot be trained on one image, and 65 images in batches of 64 leave a last batch of one"),
     ],
 )
-def test_a_base_that_does_not_fit_the_data_or_its_training_is_refused(
-    function: str, says: str, tiny: Alter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_base_that_does_not_fit_the_data_or_cannot_be_trained_is_an_error(
+    function: str, message: str, tiny: Alter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text(MODELS)
     monkeypatch.syspath_prepend(str(tmp_path))
     changes = {"base.model": f"mine:{function}", "base.taps": ["0", "1"], "data.splits.train": 65}
-    with pytest.raises(ModelError, match=says) as caught:
+    with pytest.raises(ModelError, match=message) as caught:
         run(tiny(changes), tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("model", "train"), [("normalised", 66), ("small", 65)])
-def test_a_last_batch_that_the_base_can_be_trained_on_is_let_pass(
+def test_a_last_batch_that_the_base_can_be_trained_on_is_accepted(
     model: str, train: int, tiny: Alter, tmp_path: Path, display: Display, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text(MODELS)
@@ -556,20 +547,20 @@ def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path, display: Di
         train_recipe(load_recipe("tiny"), out=tmp_path / "out", cache=tmp_path / "file" / "cache", **options)
 
 
-def test_a_mistake_in_the_recipe_leaves_a_finished_run_alone(copy: Path, tiny: Alter) -> None:
+def test_an_error_in_the_recipe_does_not_change_a_finished_run(copy: Path, tiny: Alter) -> None:
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
     with pytest.raises(ModelError):
         run(tiny({"base.taps": ["pol1"]}), copy)
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
 
 
-def test_checking_leaves_no_untrained_base_behind(copy: Path, display: Display) -> None:
+def test_the_checks_do_not_leave_an_untrained_base_in_the_context(copy: Path, display: Display) -> None:
     context = context_of(load_recipe("tiny"), copy, display)
     check.run(context)
     (file,) = (copy / "cache" / "bases").glob("*.pt")
     trained = torch.load(file, weights_only=True)
-    found = base.frozen_base(context).state_dict()
-    assert all(torch.equal(value, found[name]) for name, value in trained.items())
+    state = base.frozen_base(context).state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in trained.items())
 
 
 def test_a_description_may_hold_brackets(copy: Path, tiny: Alter) -> None:
@@ -577,26 +568,27 @@ def test_a_description_may_hold_brackets(copy: Path, tiny: Alter) -> None:
     assert "Shapes [/not] markup." in run(recipe, copy, only="fit")
 
 
-def test_stages_run_in_their_order() -> None:
-    assert list(STAGES) == ["base", "features", "fit", "combine", "export", "calibrate", "evaluate"]
-    assert [stage.value for stage in Stage] == list(STAGES)
+def test_the_order_of_the_stages() -> None:
+    assert list(Stage) == ["base", "features", "fit", "combine", "export", "calibrate", "evaluate"]
 
 
-def test_the_ledger_knows_a_stage_by_its_inputs_and_its_products(tmp_path: Path, display: Display) -> None:
+def test_a_stage_is_up_to_date_if_its_inputs_are_recorded_and_its_products_exist(
+    tmp_path: Path, display: Display
+) -> None:
     context = context_of(load_recipe("tiny"), tmp_path, display)
     file = tmp_path / "product"
-    assert not context.done("fit", "a", file)
-    context.record("fit", "a")
-    assert not context.done("fit", "a", file)  # the product is missing
+    assert not context.is_up_to_date("fit", "a", file)
+    context.record_stage("fit", "a")
+    assert not context.is_up_to_date("fit", "a", file)  # the product is missing
     file.touch()
-    assert context.done("fit", "a", file)
-    assert not context.done("fit", "b", file)
-    assert not context.done("export", "a", file)
-    context.record("export", "b")
-    assert context.done("fit", "a", file)
+    assert context.is_up_to_date("fit", "a", file)
+    assert not context.is_up_to_date("fit", "b", file)
+    assert not context.is_up_to_date("export", "a", file)
+    context.record_stage("export", "b")
+    assert context.is_up_to_date("fit", "a", file)
 
 
-def test_what_a_context_makes_it_makes_once(tmp_path: Path, display: Display) -> None:
+def test_a_context_makes_each_object_once(tmp_path: Path, display: Display) -> None:
     context = context_of(load_recipe("tiny"), tmp_path, display)
     made: list[int] = []
 
@@ -604,16 +596,16 @@ def test_what_a_context_makes_it_makes_once(tmp_path: Path, display: Display) ->
         made.append(1)
         return nn.Identity()
 
-    assert context.once("thing", make) is context.once("thing", make)
+    assert context.get_or_make("thing", make) is context.get_or_make("thing", make)
     assert len(made) == 1
-    other = context.around(nn.Linear(1, 1))
+    other = context.with_base(nn.Linear(1, 1))
     assert other.data is context.data
-    assert isinstance(other.once("base", make), nn.Linear)
-    assert other.once("thing", make) is not context.once("thing", make)
+    assert isinstance(other.get_or_make("base", make), nn.Linear)
+    assert other.get_or_make("thing", make) is not context.get_or_make("thing", make)
 
 
-def test_versions_are_those_installed() -> None:
-    found = versions()
-    assert found["torch"] == metadata.version("torch")
-    assert {"python", "numpy", "onnx", "onnxruntime", "scikit-learn"} <= set(found)
-    assert None not in found.values()
+def test_versions_are_those_of_the_installed_packages() -> None:
+    installed = versions()
+    assert installed["torch"] == metadata.version("torch")
+    assert {"python", "numpy", "onnx", "onnxruntime", "scikit-learn"} <= set(installed)
+    assert None not in installed.values()

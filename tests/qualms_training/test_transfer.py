@@ -1,4 +1,4 @@
-"""A base whose classes are not the data's: the meta-model predicts, and everything that follows says so."""
+"""Transfer, from the recipe to the service: the base's classes are not the data's, so the meta-model predicts."""
 
 import io
 import time
@@ -25,11 +25,11 @@ from qualms_training.console import Display
 from qualms_training.data import load
 from qualms_training.errors import ModelError, RecipeError
 from qualms_training.paper.command import make_tables
-from qualms_training.paper.definition import parse_benchmark
+from qualms_training.paper.definition import load_benchmark
 from qualms_training.paper.protocol import Protocol
 from qualms_training.paper.runner import Job, Result
 from qualms_training.recipe import Recipe, check_recipe, load_recipe
-from qualms_training.reporting.bundle_evaluation import evaluate_bundle
+from qualms_training.reporting.evaluation import evaluate_bundle
 from qualms_training.run import train_recipe
 from qualms_training.stages import combine
 from qualms_training.stages.context import RunContext
@@ -47,25 +47,25 @@ def seven():
         torch.manual_seed(0)
         return build("small", 7, 3, 16, 16)
 """
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where a module lies that has a network of seven classes, with weights that have seen nothing of ours."""
-    found = tmp_path_factory.mktemp("transfer")
-    (found / "source_network.py").write_text(SOURCE)
+    """A folder on the import path with a module that has a network of seven classes and random weights."""
+    path = tmp_path_factory.mktemp("transfer")
+    (path / "source_network.py").write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(found))
-        yield found
+        patch.syspath_prepend(str(path))
+        yield path
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    """The tiny recipe on that network."""
-    found = load_recipe("tiny").model_dump(mode="json")
-    given = {"model": "source_network:seven", "weights": "included", "weights_saw": "other-data"}
-    return {**found, "prediction": "meta", "base": {**found["base"], **given}}
+    """The tiny recipe with that network as its base."""
+    tiny = load_recipe("tiny").model_dump(mode="json")
+    base = {"model": "source_network:seven", "weights": "included", "weights_saw": "other-data"}
+    return {**tiny, "prediction": "meta", "base": {**tiny["base"], **base}}
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,8 @@ def recipe(document: Mapping[str, Any]) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def said(folder: Path, recipe: Recipe) -> str:
-    """What a whole run of it says; its files are in the folder `run`."""
+def output(folder: Path, recipe: Recipe) -> str:
+    """The console output of a whole run, which writes to the folder `run`."""
     text = io.StringIO()
     train_recipe(
         recipe,
@@ -90,11 +90,11 @@ def said(folder: Path, recipe: Recipe) -> str:
 
 
 @pytest.fixture(scope="module")
-def bundle(said: str, folder: Path) -> Bundle:
+def bundle(output: str, folder: Path) -> Bundle:
     return open_bundle(folder / "run" / "seed-0" / "model.onnx")
 
 
-def test_the_bundle_predicts_by_the_meta_model_and_keeps_the_bases_own_softmax(bundle: Bundle) -> None:
+def test_the_meta_model_predicts_and_the_base_probabilities_are_the_bases_own(bundle: Bundle) -> None:
     assert bundle.manifest.prediction == "meta"
     assert len(bundle.manifest.classes) == 4
     outputs = GraphRunner(bundle.graph)(np.asarray(load("shapes", "test").images[:50]))
@@ -103,25 +103,25 @@ def test_the_bundle_predicts_by_the_meta_model_and_keeps_the_bases_own_softmax(b
     np.testing.assert_array_equal(outputs["prediction"], outputs["alpha"].argmax(axis=1))
 
 
-def test_nothing_is_said_of_a_base_that_does_not_predict(bundle: Bundle, said: str) -> None:
+def test_there_is_no_accuracy_and_no_score_of_a_base_that_does_not_predict(bundle: Bundle, output: str) -> None:
     evaluation = bundle.manifest.evaluation
     assert evaluation
     assert (evaluation.base_accuracy, evaluation.identical_predictions) == (None, None)
-    assert evaluation.accuracy > 30  # a quarter would be chance
+    assert evaluation.accuracy > 30  # chance level is 25 %
     assert {row.score for row in evaluation.ood} == {row.score for row in evaluation.misclassification} == set(SCORES)
-    assert "source_network:seven: " in said
-    assert "its classes are not the data's" in said
-    assert f"Test accuracy: {evaluation.accuracy:.2f} %, of the meta-model" in said
+    assert "source_network:seven: " in output
+    assert "its classes are not the data's" in output
+    assert f"Test accuracy: meta-model {evaluation.accuracy:.2f} %" in output
 
 
-def test_provenance_says_whose_weights_they_are_and_what_they_saw(bundle: Bundle, recipe: Recipe) -> None:
+def test_provenance_records_the_source_of_the_weights(bundle: Bundle, recipe: Recipe) -> None:
     origin = bundle.manifest.provenance
     assert Recipe.model_validate(origin.recipe) == recipe
     assert (origin.base["model"], origin.base["weights"]) == ("source_network:seven", "included")
     assert origin.recipe["base"]["weights_saw"] == "other-data"
 
 
-def test_trust_and_flags_rest_on_the_meta_models_own_classes(bundle: Bundle) -> None:
+def test_trust_is_calibrated_on_the_meta_models_predictions(bundle: Bundle) -> None:
     evaluation, calibration = bundle.manifest.evaluation, bundle.manifest.calibration
     assert evaluation
     assert calibration.trust.accepted[-1] > 0.9 * calibration.n
@@ -131,14 +131,14 @@ def test_trust_and_flags_rest_on_the_meta_models_own_classes(bundle: Bundle) -> 
         assert row.realised is None or row.realised <= 2 * row.target
 
 
-def test_doubts_are_fused_by_errors_of_what_is_served(
+def test_the_fused_score_is_fitted_to_errors_of_the_served_predictions(
     bundle: Bundle, folder: Path, recipe: Recipe, display: Display
 ) -> None:
     context = RunContext(recipe, 0, folder / "run" / "seed-0", folder / "cache", None, CPU, display)
     part = context.data.parts["fit"]
-    found = combine.errors(context, features(context, "fit"), part.labels)
+    wrong = combine.misclassified(context, features(context, "fit"), part.labels)
     served = GraphRunner(bundle.graph)(part.images)["prediction"]
-    np.testing.assert_array_equal(found, served != part.labels)
+    np.testing.assert_array_equal(wrong, served != part.labels)
 
 
 def test_a_finished_bundle_can_be_evaluated_again(bundle: Bundle, display: Display) -> None:
@@ -147,7 +147,7 @@ def test_a_finished_bundle_can_be_evaluated_again(bundle: Bundle, display: Displ
 
 @contextmanager
 def serving(model: Path) -> Iterator[Callable[..., httpx.Response]]:
-    """(method, path, options of httpx) → a reply of the application, which runs in this process."""
+    """Run the application in this process; yields a function (method, path, options of httpx) → response."""
     app = create_app(Settings(model=str(model), device="cpu", threads=1, decode_threads=1))
 
     async def answer(method: str, path: str, options: dict[str, Any]) -> httpx.Response:
@@ -156,24 +156,24 @@ def serving(model: Path) -> Iterator[Callable[..., httpx.Response]]:
 
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(app.router.lifespan_context(app)):
 
-        def ask(method: str, path: str, **options: Any) -> httpx.Response:
+        def request(method: str, path: str, **options: Any) -> httpx.Response:
             reply: httpx.Response = portal.call(answer, method, path, options)
             return reply
 
-        give_up = time.monotonic() + PATIENCE
-        while ask("GET", "/readyz").status_code != 200:
-            assert time.monotonic() < give_up
-        yield ask
+        deadline = time.monotonic() + TIMEOUT
+        while request("GET", "/readyz").status_code != 200:
+            assert time.monotonic() < deadline
+        yield request
 
 
-def test_the_service_serves_it(bundle: Bundle) -> None:
+def test_the_service_returns_the_meta_models_prediction(bundle: Bundle) -> None:
     pixels = np.asarray(load("shapes", "test").images[0])
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     expected = GraphRunner(bundle.graph)(pixels[None])
-    with serving(bundle.path) as ask:
-        assert ask("GET", "/models").json()["models"][0]["prediction"] == "meta"
-        reply = ask("POST", "/predict", content=file.getvalue(), headers={"content-type": "image/png"})
+    with serving(bundle.path) as request:
+        assert request("GET", "/models").json()["models"][0]["prediction"] == "meta"
+        reply = request("POST", "/predict", content=file.getvalue(), headers={"content-type": "image/png"})
     assert reply.status_code == 200
     (result,) = reply.json()["results"]
     index = int(expected["prediction"][0])
@@ -182,11 +182,11 @@ def test_the_service_serves_it(bundle: Bundle) -> None:
     assert len(result["dirichlet"]["alpha"]) == 4
 
 
-def test_without_saying_so_such_a_base_is_refused_with_the_way_out(
+def test_a_base_with_other_classes_is_an_error_that_names_prediction_meta(
     folder: Path, tiny: Callable[[Mapping[str, Any]], Recipe], tmp_path: Path, display: Display
 ) -> None:
     given = {"base.model": "source_network:seven", "base.weights": "included", "base.weights_saw": "other-data"}
-    with pytest.raises(ModelError, match="gives 7 logits, and the data have 4 classes; prediction = 'meta'"):
+    with pytest.raises(ModelError, match="has 7 logits, and the data have 4 classes; with prediction = 'meta'"):
         train_recipe(
             tiny(given), out=tmp_path / "run", cache=tmp_path, data_dir=None, seeds=[0], device=CPU, display=display
         )
@@ -225,10 +225,12 @@ def file(recipe: Recipe, tmp_path: Path) -> Path:
     return path
 
 
-def test_its_table_has_the_methods_that_predict_and_no_row_of_the_base(folder: Path, file: Path) -> None:
+def test_the_table_has_the_methods_that_predict_and_no_row_for_the_base(folder: Path, file: Path) -> None:
     out, text = file.parent / "out", io.StringIO()
     display = Display(Console(file=text, width=400))
-    benchmark = parse_benchmark(BENCHMARK.replace("RECIPE", str(file)), "of a test")
+    definition = file.parent / "benchmark.toml"
+    definition.write_text(BENCHMARK.replace("RECIPE", str(file)))
+    benchmark = load_benchmark(str(definition))
 
     def tables(*only: str) -> str:
         make_tables(
@@ -240,10 +242,10 @@ def test_its_table_has_the_methods_that_predict_and_no_row_of_the_base(folder: P
     assert {path.name for path in (out / "results").iterdir()} == {"fair"}
     keys = {path.name for path in (out / "results" / "fair").iterdir()}
     assert keys == {"fine-tune", "fine-tune-meta", "ours-pooled", "pixels"}
-    found = Result.model_validate_json(Job("ours-pooled", 1, Protocol.fair).file(out).read_text()).measured
-    assert found
-    assert (found.base_error_rate, found.base_errors) == (None, {})
-    assert found.error_rate < 60
+    measured = Result.model_validate_json(Job("ours-pooled", 1, Protocol.fair).file(out).read_text()).measured
+    assert measured
+    assert (measured.base_error_rate, measured.base_errors) == (None, {})
+    assert measured.error_rate < 60
     assert "The base's classes are not those of the data" in written
     assert "as-published" not in written
     assert "Misclassification" not in written

@@ -1,4 +1,4 @@
-"""The subcommands of the offline half; what they need is imported when they run, so that help is instant."""
+"""The subcommands of training; each imports its dependencies when it runs, so that `qualms --help` is fast."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -6,15 +6,21 @@ from typing import Annotated
 
 import typer
 
+from qualms_training.stages import Stage
+
 Data = Annotated[
     Path | None,
     typer.Option("--data", help="Folder of NAME-SPLIT.npz files.", envvar="QUALMS_DATA", show_default=False),
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option(help="Folder for trained bases and features; recipes may share it.", show_default="OUT/cache"),
 ]
 Model = Annotated[str, typer.Argument(help="A bundle's path, or an embedded model's name.")]
 
 
 class Device(StrEnum):
-    """Where to compute."""
+    """The device to compute on."""
 
     auto = "auto"
     cpu = "cpu"
@@ -22,26 +28,14 @@ class Device(StrEnum):
 
 
 class ProtocolName(StrEnum):
-    """A protocol of the tables; qualms_training.paper.protocol explains them."""
+    """A protocol of the paper's tables, as defined in qualms_training.paper.protocol."""
 
     fair = "fair"
     as_published = "as-published"
 
 
-class Stage(StrEnum):
-    """One stage of a run."""
-
-    base = "base"
-    features = "features"
-    fit = "fit"
-    combine = "combine"
-    export = "export"
-    calibrate = "calibrate"
-    evaluate = "evaluate"
-
-
 def register(app: typer.Typer) -> None:
-    """Add the commands below to `qualms`."""
+    """Add the commands of this module to `qualms`."""
     app.command()(train)
     app.command()(evaluate)
     app.command()(calibrate)
@@ -58,16 +52,13 @@ def train(
     recipe: Annotated[str, typer.Argument(help="A recipe's name (see `qualms recipes`) or a .toml file.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the run.")],
     data: Data = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from --seed.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, counted from --seed.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     device: Device = Device.auto,
-    stage: Annotated[Stage | None, typer.Option(help="This stage alone.", show_default=False)] = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(help="Where bases and features are kept; recipes may share it.", show_default="OUT/cache"),
-    ] = None,
+    stage: Annotated[Stage | None, typer.Option(help="Run this stage only.", show_default=False)] = None,
+    cache: Cache = None,
 ) -> None:
-    """Run a recipe from data to one calibrated ONNX file; run it again to go on where it was interrupted."""
+    """Run a recipe, from data to one calibrated ONNX file; an interrupted run continues when it is started again."""
     from qualms_training.fitting.device import pick_device
     from qualms_training.recipe import load_recipe
     from qualms_training.run import train_recipe
@@ -90,9 +81,9 @@ def evaluate(
         list[str] | None, typer.Option(help="OOD set; repeat for more.", show_default="the recipe's")
     ] = None,
 ) -> None:
-    """Evaluate a bundle on its test set and on strangers, and print the tables."""
+    """Evaluate a bundle on its test set and on OOD sets, and print the tables."""
     from qualms.bundle.embedded import resolve
-    from qualms_training.reporting.bundle_evaluation import evaluate_bundle
+    from qualms_training.reporting.evaluation import evaluate_bundle
 
     evaluate_bundle(resolve(model), data, ood)
 
@@ -102,28 +93,30 @@ def calibrate(
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="NAME-SPLIT.npz, or a folder of class folders of images.")
     ],
-    out: Annotated[Path | None, typer.Option(help="Write here.", show_default="over MODEL")] = None,
-    name: Annotated[str | None, typer.Option(help="Its name from now on.", show_default="as it is")] = None,
-    target_fpr: Annotated[float | None, typer.Option(help="Default false-alarm rate.", show_default="as it is")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="MODEL")] = None,
+    name: Annotated[str | None, typer.Option(help="New name of the model.", show_default="unchanged")] = None,
+    target_fpr: Annotated[
+        float | None, typer.Option(help="Default false-alarm rate.", show_default="unchanged")
+    ] = None,
     target_risk: Annotated[
-        float | None, typer.Option(help="Default risk of trusted predictions.", show_default="as it is")
+        float | None, typer.Option(help="Default error rate of trusted predictions.", show_default="unchanged")
     ] = None,
 ) -> None:
-    """Recalibrate a bundle on your own labelled, in-distribution images; needs no torch."""
+    """Recalibrate a bundle on your own labelled, in-distribution images; torch is not needed."""
     from qualms.bundle.embedded import available, resolve
     from qualms_training.reporting.recalibration import recalibrate
 
     if out is None and model in available():
-        raise typer.BadParameter(f"the embedded model {model} is not written over: give --out")
+        raise typer.BadParameter(f"the embedded model {model} cannot be overwritten: give --out")
     path = resolve(model)
     recalibrate(path, data, out or path, name=name, target_fpr=target_fpr, target_risk=target_risk)
 
 
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="A bundle or a run folder.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another bundle or run folder.")],
 ) -> None:
-    """Set the evaluations of two bundles, or of two runs seed by seed, side by side."""
+    """Compare the evaluations of two bundles, or of two runs seed by seed."""
     from qualms_training.reporting.compare import compare_runs
 
     compare_runs(first, second)
@@ -133,20 +126,19 @@ def tables(
     benchmark: Annotated[str, typer.Argument(help="mnist, cifar10, cifar100, transfer, tiny, or a .toml file.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for results and tables.")],
     data: Data = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(help="Where bases and features are kept; recipes may share it.", show_default="OUT/cache"),
+    cache: Cache = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Number of seeds, counted from 0.", show_default="the benchmark's")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many, from 0.", show_default="the benchmark's")] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Run this method alone; repeat for more.", show_default="all")
+        list[str] | None, typer.Option(help="Run this method only; repeat for more.", show_default="all")
     ] = None,
     protocol: Annotated[
-        ProtocolName | None, typer.Option(help="Under this protocol alone.", show_default="the benchmark's")
+        ProtocolName | None, typer.Option(help="Use this protocol only.", show_default="the benchmark's")
     ] = None,
     device: Device = Device.auto,
 ) -> None:
-    """Make the paper's tables again: every method, two protocols; run it again to go on where it was interrupted."""
+    """Reproduce the paper's tables: every method, two protocols; an interrupted run continues when it is started again."""
     from qualms_training.fitting.device import pick_device
     from qualms_training.paper.command import make_tables
     from qualms_training.paper.definition import load_benchmark
@@ -167,9 +159,12 @@ def tables(
 
 def data(
     name: Annotated[str, typer.Argument(help="mnist, fashion_mnist, kmnist, omniglot, cifar10, cifar100 or svhn.")],
-    out: Annotated[Path, typer.Option("--out", help="The data folder to add it to.")],
+    out: Annotated[Path, typer.Option("--out", help="The data folder to write to.")],
     mirror: Annotated[
-        str | None, typer.Option(envvar="QUALMS_MIRROR", help="Address to download from instead.", show_default=False)
+        str | None,
+        typer.Option(
+            envvar="QUALMS_MIRROR", help="Base URL to download from instead of the publishers.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Download a data set and write it as NAME-SPLIT.npz files."""
@@ -197,7 +192,7 @@ def bench_fit(
     epochs: Annotated[int, typer.Option(min=1)] = 20,
     recipe: Annotated[str, typer.Option(help="Recipe whose base and meta-model are used.")] = "cifar10-vgg16-pooled",
 ) -> None:
-    """Meta-training on cached features against running the base in every epoch."""
+    """Compare training on cached features with running the base in every epoch."""
     from qualms_training.bench.fit_speed import bench_fit as bench
 
     bench(recipe, images, epochs)
@@ -207,14 +202,14 @@ def bench_graph(
     recipe: Annotated[str, typer.Option(help="Recipe whose base and meta-model are used.")] = "cifar10-vgg16-pooled",
     repeats: Annotated[int, typer.Option(min=5)] = 60,
 ) -> None:
-    """The full graph's time against the base's alone, and the microseconds the scores add."""
+    """Compare the run time of the full graph with that of the base, and measure the time of the scores."""
     from qualms_training.bench.graph_cost import bench_graph as bench
 
     bench(recipe, repeats)
 
 
 def bench_scores() -> None:
-    """Errors of the exported scores against high-precision arithmetic, as a table."""
+    """Compare the exported scores with high-precision arithmetic, and print the errors."""
     from qualms_training.bench.score_accuracy import bench_scores as bench
 
     bench()

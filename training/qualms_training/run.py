@@ -1,6 +1,7 @@
-"""Run a recipe for one or several seeds and report the result."""
+"""Run a recipe: check it, run every stage for every seed, and report the evaluations."""
 
-from collections.abc import Iterable, Sequence
+import importlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,10 +13,10 @@ from qualms_training.console import Display
 from qualms_training.errors import QualmsError
 from qualms_training.files import save_json, save_text
 from qualms_training.recipe import Recipe
-from qualms_training.reporting.provenance import versions
 from qualms_training.reporting.report import accuracy_line, all_grids, to_markdown, to_rich
-from qualms_training.stages import check, run_stages
+from qualms_training.stages import Stage, check
 from qualms_training.stages.context import RunContext
+from qualms_training.stages.provenance import versions
 
 
 def train_recipe(
@@ -29,24 +30,30 @@ def train_recipe(
     only: str | None = None,
     display: Display | None = None,
 ) -> list[Evaluation]:
-    """Run every stage, or `only` one, for each seed; print and save the tables when all are evaluated."""
+    """Run every stage, or `only` one, for each seed; print and save the tables if the evaluations were made."""
     display = display or Display()
     display.note(f"[bold]{recipe.name}[/bold]: {escape(recipe.description)}")
     for seed in seeds:
         recipe.check_seed(seed)
-    folders = [out / f"seed-{seed}" for seed in seeds]
-    for seed, folder in zip(seeds, folders, strict=True):
+
+    folders = {seed: out / f"seed-{seed}" for seed in seeds}
+    for seed, folder in folders.items():
         display.note(f"[bold cyan]seed {seed}[/bold cyan] on {device}")
         context = RunContext(recipe, seed, folder, cache, data_dir, device, display, only)
         if seed == seeds[0]:
             check.run(context)
             _save_settings(recipe, device, out / "run.json")
             _make_folder(cache)
-        run_stages(context)
-    if only not in (None, "evaluate"):
+        for stage in Stage:
+            if only in (None, stage):
+                display.note(f"[bold]{stage}[/bold]")
+                importlib.import_module(f"qualms_training.stages.{stage}").run(context)
+
+    if only not in (None, Stage.evaluate):
         return []
-    evaluations = list(evaluations_in(folders))
-    report(recipe, evaluations, out, display)
+    manifests = [open_bundle(folder / "model.onnx").manifest for folder in folders.values()]
+    evaluations = [manifest.evaluation for manifest in manifests if manifest.evaluation is not None]
+    _report(recipe, evaluations, out, display)
     return evaluations
 
 
@@ -65,8 +72,8 @@ def _make_folder(folder: Path) -> None:
         raise QualmsError(f"Folder {folder} cannot be made: {error.strerror}.") from error
 
 
-def report(recipe: Recipe, evaluations: Sequence[Evaluation], out: Path, display: Display) -> None:
-    """Tables on the console and in `out/report.md`."""
+def _report(recipe: Recipe, evaluations: Sequence[Evaluation], out: Path, display: Display) -> None:
+    """Print the tables and write them to `out/report.md`."""
     grids = all_grids(evaluations, recipe.paper_id)
     for grid in grids:
         display.console.print(to_rich(grid))
@@ -76,11 +83,3 @@ def report(recipe: Recipe, evaluations: Sequence[Evaluation], out: Path, display
     display.note(
         f"Report: {escape(str(out / 'report.md'))}; each seed's folder holds model.onnx, evaluation.json and plots."
     )
-
-
-def evaluations_in(folders: Iterable[Path]) -> Iterable[Evaluation]:
-    """The evaluations in the bundles of run folders."""
-    for folder in folders:
-        found = open_bundle(folder / "model.onnx").manifest.evaluation
-        if found is not None:
-            yield found

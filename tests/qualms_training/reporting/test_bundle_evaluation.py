@@ -5,7 +5,7 @@ import pytest
 
 from qualms.bundle.file import open_bundle, write_bundle
 from qualms_training.errors import DataError
-from qualms_training.reporting.bundle_evaluation import evaluate_bundle
+from qualms_training.reporting.evaluation import evaluate_bundle
 
 
 def test_the_file_alone_gives_the_figures_in_its_manifest_again(tiny_bundle: Path) -> None:

@@ -1,4 +1,4 @@
-"""Set two bundles, or two runs over the same seeds, side by side."""
+"""Compare the evaluations of two bundles, or of two runs seed by seed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,16 +13,18 @@ from qualms_training.reporting.report import Grid, to_rich
 
 
 def compare_runs(first: Path, second: Path, display: Display | None = None) -> Grid:
-    """Print AUROC of B minus AUROC of A, by score and set, paired seed by seed, and both meta-models' sizes."""
+    """Print the AUROC of `second` minus that of `first`, paired by seed, for each score and OOD set, and both sizes."""
     display = display or Display()
-    ours, theirs = _bundles(first), _bundles(second)
-    seeds = sorted(set(ours) & set(theirs))
+    bundles_a, bundles_b = _bundles(first), _bundles(second)
+    seeds = sorted(set(bundles_a) & set(bundles_b))
     if not seeds:
-        raise DataError(f"{first} has the seeds {sorted(ours)} and {second} has {sorted(theirs)}; none is in both.")
-    pairs = [(_evaluation(ours[seed]), _evaluation(theirs[seed])) for seed in seeds]
-    grid = difference_grid(pairs, f"{second} minus {first}, AUROC in points, {len(seeds)} seed(s)")
+        raise DataError(
+            f"{first} has the seeds {sorted(bundles_a)} and {second} has {sorted(bundles_b)}; none is in both."
+        )
+    pairs = [(_evaluation(bundles_a[seed]), _evaluation(bundles_b[seed])) for seed in seeds]
+    grid = _difference_grid(pairs, f"{second} minus {first}, AUROC in points, {len(seeds)} seed(s)")
     display.console.print(to_rich(grid))
-    for path, bundle in ((first, ours[seeds[0]]), (second, theirs[seeds[0]])):
+    for path, bundle in ((first, bundles_a[seeds[0]]), (second, bundles_b[seeds[0]])):
         origin = bundle.manifest.provenance
         display.note(
             f"{path}: {origin.recipe_name}, base {origin.base['parameters']:,} and {origin.meta['form']} meta-model "
@@ -31,12 +33,12 @@ def compare_runs(first: Path, second: Path, display: Display | None = None) -> G
     return grid
 
 
-def difference_grid(pairs: Sequence[tuple[Evaluation, Evaluation]], title: str) -> Grid:
-    """Mean (and spread) of the AUROC differences over pairs, for what both sides have."""
+def _difference_grid(pairs: Sequence[tuple[Evaluation, Evaluation]], title: str) -> Grid:
+    """Mean and standard deviation of the AUROC differences, for scores and OOD sets that all evaluations have."""
     tables = [tuple({(row.score, row.data): row.auroc for row in side.ood} for side in pair) for pair in pairs]
     shared = [key for key in tables[0][0] if all(key in side for pair in tables for side in pair)]
     if not shared:
-        raise DataError("The two were not evaluated on any common score and data set.")
+        raise DataError("The two evaluations have no score and OOD set in common.")
     sets = list(dict.fromkeys(data for _, data in shared))
     rows = []
     for score in dict.fromkeys(score for score, _ in shared):
@@ -50,7 +52,7 @@ def difference_grid(pairs: Sequence[tuple[Evaluation, Evaluation]], title: str) 
 
 
 def _bundles(path: Path) -> dict[int, Bundle]:
-    """By seed: one bundle, or those of a run folder."""
+    """By seed: the bundle at `path`, or all bundles of a run folder."""
     files = sorted(path.glob("seed-*/model.onnx")) if path.is_dir() else [path]
     if not files:
         raise DataError(f"Folder {path} holds no seed-*/model.onnx; give a bundle or the --out folder of a run.")
@@ -60,5 +62,5 @@ def _bundles(path: Path) -> dict[int, Bundle]:
 
 def _evaluation(bundle: Bundle) -> Evaluation:
     if bundle.manifest.evaluation is None:
-        raise DataError(f"{bundle.path} has not been evaluated; run its recipe's stage evaluate first.")
+        raise DataError(f"{bundle.path} has no evaluation; run the stage evaluate of its recipe first.")
     return bundle.manifest.evaluation

@@ -1,4 +1,4 @@
-"""Plots beside the numbers: how far strangers are from what the model knows."""
+"""Histograms of each score on the test set and on the OOD sets."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,17 +14,17 @@ from qualms.errors import OperatingPointError
 from qualms.files import atomic_path
 
 
-def save_plots(folder: Path, manifest: Manifest, known: Outputs, strange: Mapping[str, Outputs]) -> None:
-    """One picture a score, `folder/<score>.png`: the test set's histogram against every stranger's."""
+def save_plots(folder: Path, manifest: Manifest, outputs: Outputs, ood_outputs: Mapping[str, Outputs]) -> None:
+    """Write one image per score, `folder/<score>.png`, with one histogram per data set."""
     for score in manifest.scores:
         with atomic_path(folder / f"{score}.png") as file:
-            _histograms(score, manifest, known, strange).savefig(file, dpi=120)
+            _histograms(score, manifest, outputs, ood_outputs).savefig(file, dpi=120)
 
 
-def _histograms(score: str, manifest: Manifest, known: Outputs, strange: Mapping[str, Outputs]) -> Figure:
-    figure = Figure(figsize=(9, 1.3 * (len(strange) + 1) + 0.6), layout="constrained")
+def _histograms(score: str, manifest: Manifest, outputs: Outputs, ood_outputs: Mapping[str, Outputs]) -> Figure:
+    figure = Figure(figsize=(9, 1.3 * (len(ood_outputs) + 1) + 0.6), layout="constrained")
     FigureCanvasAgg(figure)
-    sets = {"test set": known[score], **{name: outputs[score] for name, outputs in strange.items()}}
+    sets = {"test set": outputs[score], **{name: ood[score] for name, ood in ood_outputs.items()}}
     low, high = (float(f(np.concatenate(list(sets.values())))) for f in (np.min, np.max))
     edges = np.linspace(low, high if high > low else low + 1, 81)
     rows = figure.subplots(len(sets), 1, sharex=True, squeeze=False)[:, 0]
@@ -33,13 +33,13 @@ def _histograms(score: str, manifest: Manifest, known: Outputs, strange: Mapping
         axes.set_ylabel(name, rotation=0, ha="right", va="center")
         axes.set_yticks([])
         axes.spines[["top", "right", "left"]].set_visible(False)
-        _mark_threshold(axes, score, manifest)
+        _draw_threshold(axes, score, manifest)
     rows[-1].set_xlabel(f"{score} (dashed: flagged beyond, at a {manifest.operating.target_fpr:g} false-alarm rate)")
     figure.suptitle(f"{manifest.name} {manifest.version}: {score}")
     return figure
 
 
-def _mark_threshold(axes: object, score: str, manifest: Manifest) -> None:
+def _draw_threshold(axes: object, score: str, manifest: Manifest) -> None:
     try:
         threshold = flag_point(manifest, OperatingPoint(score)).threshold
     except OperatingPointError:

@@ -1,4 +1,4 @@
-"""Recalibrate a bundle on the user's own images: thresholds for the data that will really come, without torch."""
+"""Recalibrate a bundle on the user's own images, without torch."""
 
 from pathlib import Path
 
@@ -30,11 +30,11 @@ def recalibrate(
     target_risk: float | None = None,
     display: Display | None = None,
 ) -> Bundle:
-    """Write `model` to `out` with thresholds from `data`; the graph stays byte for byte the same.
+    """Write `model` to `out` with thresholds calibrated on `data`; the graph does not change.
 
-    The candidate thresholds of the trust decision remain those of the original fit split, so that the new
-    images test them and do not choose them. The old evaluation is dropped: its promises were others.
-    A new `name` keeps the two apart in metrics and dashboards.
+    The candidate thresholds of the trust decision stay those of the original fit split, because the new images may only
+    test them. The old evaluation is removed, because it used other thresholds. A new `name` distinguishes the two
+    models in metrics and dashboards.
     """
     display = display or Display(Console(stderr=True))
     bundle = open_bundle(model)
@@ -73,7 +73,7 @@ def recalibrate(
 
 
 def _read(path: Path) -> ImageSet:
-    """An npz file by its path, or a folder of class folders."""
+    """Read an npz file, or a folder of class folders."""
     if path.is_dir():
         return read_folder(path, "calibration")
     name, dash, split = path.stem.rpartition("-")
@@ -85,30 +85,30 @@ def _read(path: Path) -> ImageSet:
 
 
 def _unseen_digest(images: ImageSet, manifest: Manifest) -> str:
-    """The digest of images that are not the training set the bundle records."""
+    """The digest of the images; DataError if they are the training set that the bundle records."""
     digest = images.digest()
     if digest == manifest.provenance.data.get("sha256", {}).get("train"):
         raise DataError(
-            f"{images.title} is what {manifest.name} was trained on, so thresholds from it would be void; "
-            "calibrate on images that the model has not seen."
+            f"{images.title} is the training set of {manifest.name}, so thresholds from it would be invalid; "
+            "calibrate on images that were not used in training."
         )
     return digest
 
 
-def _operating(present: Operating, changes: dict[str, float | None]) -> Operating:
-    """The operating point with the values that were asked for."""
+def _operating(current: Operating, changes: dict[str, float | None]) -> Operating:
+    """The operating point with the changed values."""
     given = {name: value for name, value in changes.items() if value is not None}
     try:
-        return Operating.model_validate({**present.model_dump(), **given})
+        return Operating.model_validate({**current.model_dump(), **given})
     except ValidationError as error:
-        raise OperatingPointError(f"This operating point is not possible: {first_problem(error)}.") from None
+        raise OperatingPointError(f"The operating point is not valid: {first_problem(error)}.") from None
 
 
 def _labels(images: ImageSet, classes: list[str]) -> NDArray[np.int64]:
     """Labels (N,) as indices into the model's classes, matched by name."""
     if unknown := [name for name in images.classes if name not in classes]:
         raise DataError(
-            f"{images.title} has the class {unknown[0]!r}, which the model does not know; "
+            f"{images.title} has the class {unknown[0]!r}, which the model does not have; "
             f"its classes are {', '.join(classes)}."
         )
     return np.array([classes.index(name) for name in images.classes], dtype=np.int64)[images.labels]
@@ -126,6 +126,6 @@ def _report(bundle: Bundle, display: Display) -> None:
             f"Trust up to {trust.threshold:.6g} of {trust.score}: errors ≤ {100 * trust.target_risk:g} % "
             f"of the {100 * trust.accepted:.1f} % accepted."
         )
-    except OperatingPointError as refusal:
-        display.note(f"No trust threshold: {refusal}")
+    except OperatingPointError as error:
+        display.note(f"No trust threshold: {error}")
     display.note(f"Wrote {bundle.path} ({bundle.digest[:16]}…).")

@@ -1,4 +1,4 @@
-"""Tables for the terminal and for Markdown: ours, over seeds, with the paper's figures beside them."""
+"""Tables of evaluations over seeds, with the paper's figures beside ours, for the terminal and as Markdown."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,14 +7,14 @@ import numpy as np
 from rich.table import Table
 
 from qualms.bundle.manifest import Evaluation
-from qualms_training.paper.figures import Figure, error_figure, ood_figure
+from qualms_training.paper.published import Figure, error_figure, ood_figure
 
 METRICS = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
-REFUSED = "refused: no threshold could be shown to keep it"
+UNSUPPORTED = "not supported: no threshold meets the target with confidence"
 
 
 class Cell(NamedTuple):
-    """Mean and standard deviation of our figure over seeds, and the paper's."""
+    """Mean and standard deviation of our figure over seeds, and the paper's figure."""
 
     mean: float
     std: float
@@ -49,35 +49,37 @@ def ood_grid(evaluations: Sequence[Evaluation], metric: str, paper_id: str | Non
         (score, [str(_cell(values[score, data], ood_figure(paper_id, score, data, METRICS[metric]))) for data in sets])
         for score in scores
     ]
-    published = paper_id if metric != "fpr95" else None  # the paper does not report it
-    return Grid(f"OOD detection, {METRICS[metric]} in %{_beside(evaluations, published)}", sets, rows)
+    published = paper_id if metric != "fpr95" else None  # the paper does not report FPR95
+    return Grid(f"OOD detection, {METRICS[metric]} in %{_title_suffix(evaluations, published)}", sets, rows)
 
 
 def error_grid(evaluations: Sequence[Evaluation], paper_id: str | None) -> Grid:
-    """Misclassification: scores × (AUROC, AUPR), on the errors of the served predictions."""
+    """Scores × (AUROC, AUPR) for detecting the errors of the served predictions."""
     scores = list(dict.fromkeys(row.score for e in evaluations for row in e.misclassification))
     rows = []
     for score in scores:
-        found = [row for e in evaluations for row in e.misclassification if row.score == score]
+        results = [row for e in evaluations for row in e.misclassification if row.score == score]
         cells = [
-            _cell([getattr(row, metric) for row in found], error_figure(paper_id, score, METRICS[metric]))
+            _cell([getattr(row, metric) for row in results], error_figure(paper_id, score, METRICS[metric]))
             for metric in ("auroc", "aupr")
         ]
         rows.append((score, [str(cell) for cell in cells]))
-    return Grid(f"Misclassification detection, %{_beside(evaluations, paper_id)}", ["AUROC", "AUPR"], rows)
+    return Grid(f"Misclassification detection, %{_title_suffix(evaluations, paper_id)}", ["AUROC", "AUPR"], rows)
 
 
-def promise_grid(evaluations: Sequence[Evaluation]) -> Grid:
-    """Promised against realised rates on the held-out test set."""
+def guarantee_grid(evaluations: Sequence[Evaluation]) -> Grid:
+    """Guaranteed rates as measured on the test set."""
     rows = []
-    for promise in dict.fromkeys((row.promise, row.target) for row in evaluations[0].realised):
-        found = [row for e in evaluations for row in e.realised if (row.promise, row.target) == promise]
-        rates = [100 * row.realised for row in found if row.realised is not None]
-        share = [100 * row.n / e.n for e in evaluations for row in e.realised if (row.promise, row.target) == promise]
-        text = f"{np.mean(rates):.2f}, worst {max(rates):.2f}" if rates else REFUSED
-        name = f"{promise[0].replace('_', ' ')} ≤ {100 * promise[1]:g}"
-        rows.append((name, [text, f"{np.mean(share):.1f}", f"{len(rates)} of {len(found)}"]))
-    return Grid("Promises kept on the test set, %", ["realised", "of images", "supported"], rows)
+    for promise, target in dict.fromkeys((row.promise, row.target) for row in evaluations[0].realised):
+        results = [
+            (row, e.n) for e in evaluations for row in e.realised if (row.promise, row.target) == (promise, target)
+        ]
+        rates = [100 * row.realised for row, _ in results if row.realised is not None]
+        shares = [100 * row.n / n for row, n in results]
+        text = f"{np.mean(rates):.2f}, worst {max(rates):.2f}" if rates else UNSUPPORTED
+        name = f"{promise.replace('_', ' ')} ≤ {100 * target:g}"
+        rows.append((name, [text, f"{np.mean(shares):.1f}", f"{len(rates)} of {len(results)}"]))
+    return Grid("Guarantees as measured on the test set, %", ["measured", "of images", "supported"], rows)
 
 
 def all_grids(evaluations: Sequence[Evaluation], paper_id: str | None) -> list[Grid]:
@@ -85,22 +87,21 @@ def all_grids(evaluations: Sequence[Evaluation], paper_id: str | None) -> list[G
     grids = [ood_grid(evaluations, metric, paper_id) for metric in METRICS]
     if all(e.misclassification for e in evaluations):
         grids.append(error_grid(evaluations, paper_id))
-    return [*grids, promise_grid(evaluations)]
+    return [*grids, guarantee_grid(evaluations)]
 
 
 def accuracy_line(evaluations: Sequence[Evaluation]) -> str:
-    """Base accuracy before and after in one sentence."""
-    after = np.mean([e.accuracy for e in evaluations])
-    known = [e.base_accuracy for e in evaluations if e.base_accuracy is not None]
-    if not known:
-        return f"Test accuracy: {after:.2f} %, of the meta-model; the base's classes are not the data's."
-    before = np.mean(known)
+    """The accuracy of base and bundle in one sentence."""
+    accuracy = np.mean([e.accuracy for e in evaluations])
+    base_accuracies = [e.base_accuracy for e in evaluations if e.base_accuracy is not None]
+    if not base_accuracies:
+        return f"Test accuracy: meta-model {accuracy:.2f} %; the base's classes are not the data's."
     same = "identical predictions" if all(e.identical_predictions for e in evaluations) else "predictions differ"
-    return f"Test accuracy: base alone {before:.2f} %, bundle {after:.2f} % ({same})."
+    return f"Test accuracy: base alone {np.mean(base_accuracies):.2f} %, bundle {accuracy:.2f} % ({same})."
 
 
 def to_rich(grid: Grid) -> Table:
-    """For the terminal."""
+    """A table for the terminal."""
     table = Table(title=grid.title, title_justify="left", header_style="bold")
     table.add_column("")
     for column in grid.columns:
@@ -111,7 +112,7 @@ def to_rich(grid: Grid) -> Table:
 
 
 def to_markdown(grid: Grid) -> str:
-    """For a file."""
+    """A table as Markdown."""
     lines = [f"### {grid.title}", "", "| |" + "|".join(grid.columns) + "|", "|---|" + "---:|" * len(grid.columns)]
     lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in grid.rows]
     return "\n".join(lines) + "\n"
@@ -121,6 +122,6 @@ def _cell(values: Sequence[float], paper: Figure | None) -> Cell:
     return Cell(float(np.mean(values)), float(np.std(values)), len(values), paper)
 
 
-def _beside(evaluations: Sequence[Evaluation], paper_id: str | None) -> str:
+def _title_suffix(evaluations: Sequence[Evaluation], paper_id: str | None) -> str:
     seeds = f", mean ± std of {len(evaluations)} seeds" if len(evaluations) > 1 else ""
     return f", fair protocol{seeds}" + (" (the paper's figure)" if paper_id else "")

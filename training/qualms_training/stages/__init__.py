@@ -1,22 +1,15 @@
-"""The stages of a run, in order; each module makes one product, or finds it made."""
+"""The stages of a run: each has a module of its name with a function `run`, which does nothing if its product is up to date."""
 
-from qualms_training.stages import base, calibrate, combine, evaluate, export, features, fit
-from qualms_training.stages.context import RunContext
-
-STAGES = {
-    "base": base.run,
-    "features": features.run,
-    "fit": fit.run,
-    "combine": combine.run,
-    "export": export.run,
-    "calibrate": calibrate.run,
-    "evaluate": evaluate.run,
-}
+from enum import StrEnum
 
 
-def run_stages(context: RunContext) -> None:
-    """Run all stages, or the one that `context.only` names."""
-    for name, run in STAGES.items():
-        if context.only in (None, name):
-            context.display.note(f"[bold]{name}[/bold]")
-            run(context)
+class Stage(StrEnum):
+    """The stages in the order in which they run."""
+
+    base = "base"  # train the base classifier, or read its weights, and freeze it
+    features = "features"  # run the base over the data once and cache the features at its taps
+    fit = "fit"  # train the meta-model on the cached features
+    combine = "combine"  # fit the distance from the training data, and the weights of the fused score
+    export = "export"  # export base, meta-model and scores as one ONNX graph
+    calibrate = "calibrate"  # calibrate thresholds with the exported graph, and write the bundle
+    evaluate = "evaluate"  # evaluate the bundle on the test set and on OOD sets

@@ -1,4 +1,4 @@
-"""Stage 6: run the exported graph on images nothing has seen, and write graph and manifest as one file."""
+"""Stage 6: calibrate the exported graph on held-out images, and write graph and manifest as one file."""
 
 from rich.markup import escape
 
@@ -9,33 +9,33 @@ from qualms.bundle.runtime import GraphRunner, Outputs, check_golden
 from qualms.bundle.scores import SCORES, as_uncertainty
 from qualms.decisions.calibration import calibrate, reference, trust_grid
 from qualms_training.files import fingerprint
-from qualms_training.reporting.provenance import provenance
 from qualms_training.stages import base, export, fit
 from qualms_training.stages.context import RunContext
 from qualms_training.stages.features import extractor
+from qualms_training.stages.provenance import provenance
 
 
 def run(context: RunContext) -> None:
     """Calibrate and write the bundle."""
-    if not is_done(context):
-        context.must_make("calibrate")
+    if not is_up_to_date(context):
+        context.check_may_run("calibrate")
         graph = context.graph_file.read_bytes()
         write_bundle(context.bundle_file, graph, _manifest(context, graph))
-        context.record("calibrate", _mark(context))
+        context.record_stage("calibrate", _inputs_fingerprint(context))
     bundle = open_bundle(context.bundle_file)
     context.display.note(
         f"  {bundle.manifest.calibration.n:,} held-out images; wrote {escape(str(context.bundle_file))}"
     )
 
 
-def is_done(context: RunContext) -> bool:
-    """Whether the bundle is there and is that of the present graph, data and recipe."""
-    if not export.is_done(context):
-        context.must_make("export")
-    return context.done("calibrate", _mark(context), context.bundle_file)
+def is_up_to_date(context: RunContext) -> bool:
+    """Whether the bundle exists and was made from the present graph, data and recipe."""
+    if not export.is_up_to_date(context):
+        context.check_may_run("export")
+    return context.is_up_to_date("calibrate", _inputs_fingerprint(context), context.bundle_file)
 
 
-def _mark(context: RunContext) -> str:
+def _inputs_fingerprint(context: RunContext) -> str:
     graph = graph_digest(context.graph_file.read_bytes())
     return fingerprint(graph, context.data.record, context.recipe.model_dump(mode="json"), context.seed)
 
@@ -46,10 +46,10 @@ def _manifest(context: RunContext, graph: bytes) -> Manifest:
     calibration = parts["calibration"]
     runner = GraphRunner(graph)
     with context.display.bar("calibrating", len(calibration.labels) + len(parts["fit"].labels)) as advance:
-        fitted = runner(parts["fit"].images, progress=advance)
+        fit_outputs = runner(parts["fit"].images, progress=advance)
         outputs = runner(calibration.images, progress=advance)
-    grid = trust_grid(as_uncertainty(fitted[operating.trust_score], specs[operating.trust_score].direction))
-    facts = fit.facts(context)
+    grid = trust_grid(as_uncertainty(fit_outputs[operating.trust_score], specs[operating.trust_score].direction))
+    training = fit.results(context)
     manifest = Manifest(
         name=context.recipe.name,
         version=context.recipe.version,
@@ -76,7 +76,7 @@ def _manifest(context: RunContext, graph: bytes) -> Manifest:
             base.frozen_base(context),
             extractor(context).tapped.names,
             fit.fitted_meta(context),
-            {"best_epoch": facts["best_epoch"], "best_value": facts["best_value"]},
+            {key: training[key] for key in ("best_epoch", "best_value")},
             record,
         ),
         graph_sha256=graph_digest(graph),

@@ -1,4 +1,4 @@
-"""Before all stages: refuse what cannot work while nothing has been trained and nothing written."""
+"""Checks before the first stage: an impossible recipe fails before anything is trained or written."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,62 +17,62 @@ from qualms_training.stages.features import extractor
 
 
 def run(context: RunContext) -> None:
-    """Check the target, the data, the given weights, the taps and the meta-model's form."""
+    """Check the target false-alarm rate, the data, the given weights, the taps and the meta-model's form."""
     recipe = context.recipe
     rank(recipe.data.splits.calibration, recipe.operating.target_fpr, recipe.operating.guarantee)
     for name in recipe.data.ood:
         load(name, "test", context.data_dir)
-    # Names and shapes are the same before and after training.
-    untrained = context.around(freeze(base.new_base(context)))
+    # Training changes neither module names nor shapes, so an untrained base is enough.
+    untrained = context.with_base(freeze(base.new_base(context)))
     _check_base(untrained)
     fit.new_meta(untrained)
     if recipe.base.weights is None:
         _check_training(untrained)
     if recipe.fuses:
-        Surprisal(1, recipe.data.splits.fit)  # which refuses too few images
+        Surprisal(1, recipe.data.splits.fit)  # raises DataError if the fit split is too small
 
 
 def _check_base(context: RunContext) -> None:
-    """Run the base once: it must take the recipe's images and, if it is to predict, know as many classes as the data."""
+    """Run the base once: it must accept the recipe's images and, if it predicts, have as many classes as the data."""
     name, classes = context.recipe.base.model, len(context.data.classes)
     images = torch.from_numpy(context.data.parts["train"].images[:2])
     shape = " × ".join(str(size) for size in images.shape[1:])
-    with _explained(f"Base {name!r} cannot be run on images of {shape}"):
+    with _errors_explained(f"Base {name!r} cannot be run on images of {shape}"):
         logits, _ = extractor(context)(images)
     if context.recipe.prediction == "base" and logits.shape[1] != classes:
         raise ModelError(
-            f"Base {name!r} gives {logits.shape[1]} logits, and the data have {classes} classes; "
-            "prediction = 'meta' in the recipe lets the meta-model predict."
+            f"Base {name!r} has {logits.shape[1]} logits, and the data have {classes} classes; "
+            "with prediction = 'meta' in the recipe, the meta-model predicts."
         )
 
 
 def _check_training(context: RunContext) -> None:
-    """Run the base as its training will: it may then put out something else, or not take the last, smallest batch."""
+    """Run the base in training mode, where it may return something else or fail on a last batch of one image."""
     name, batch, classes = context.recipe.base.model, context.recipe.base.batch, len(context.data.classes)
     count = len(context.data.parts["train"].labels)
     model = base.frozen_base(context).train()
     images = context.normalise(torch.from_numpy(context.data.parts["train"].images[: min(2, batch)]))
-    with _explained(f"Base {name!r} cannot be trained"):
+    with _errors_explained(f"Base {name!r} cannot be trained"):
         logits = model(images)
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         raise ModelError(
-            f"Base {name!r} returns {type(logits).__name__} while it is trained; it must return logits (N, {classes}) "
-            "then too, so give weights for it, or a package.module:function that switches the rest off."
+            f"Base {name!r} returns {type(logits).__name__} in training mode; it must return logits (N, {classes}) "
+            "there too: give weights for it, or a package.module:function that returns logits only."
         )
     if count % batch == 1 and batch > 1:
-        with _explained(
-            f"Base {name!r} cannot be trained on one image, and {count} in batches of {batch} leave a last batch of "
-            "one; change data.splits.train or base.batch"
+        with _errors_explained(
+            f"Base {name!r} cannot be trained on one image, and {count} images in batches of {batch} leave a last batch "
+            "of one; change data.splits.train or base.batch"
         ):
             model(images[:1])
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Run a model that may be anybody's, leave torch's generator as it is, and say `what` if the model fails."""
+def _errors_explained(message: str) -> Iterator[None]:
+    """Turn errors of a model run inside into ModelError with `message`; torch's random state is restored."""
     try:
         with torch.inference_mode(), torch.random.fork_rng(devices=[]):
             yield
     except (RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
-        raise ModelError(f"{what}: {reason}.") from error
+        raise ModelError(f"{message}: {reason}.") from error

@@ -1,8 +1,8 @@
-"""One run of one recipe with one seed: what its stages share, and the ledger of what is done.
+"""The state that the stages of one run share: settings, data, objects made so far, and the record of finished stages.
 
-A stage is done when its product exists and the ledger records the fingerprint of the inputs the stage has now.
-So an interrupted run picks up where it stopped, and a changed recipe redoes what the change touches and no more.
-Bases and features live in a cache folder under the fingerprint of their inputs, where other recipes find them.
+A stage is up to date if its product exists and stages.json has the fingerprint of the stage's present inputs. So an
+interrupted run continues where it stopped, and after a change of the recipe only the affected stages run again.
+Bases and features are in a cache folder, in files named after the fingerprint of their inputs, so recipes can share them.
 """
 
 import json
@@ -19,7 +19,7 @@ from qualms_training.console import Display
 from qualms_training.data.prepare import PreparedData, prepare
 from qualms_training.errors import QualmsError
 from qualms_training.files import save_json
-from qualms_training.meta.normalise import Normalise
+from qualms_training.meta.extractor import Normalise
 from qualms_training.recipe import Recipe
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass
 class RunContext:
-    """Where a run reads and writes, and the inputs that several stages use."""
+    """One run of one recipe with one seed."""
 
     recipe: Recipe
     seed: int
@@ -37,8 +37,8 @@ class RunContext:
     device: torch.device
     display: Display
     only: str | None = None
-    """run this stage alone, and refuse where an earlier one has left nothing"""
-    _memory: dict[str, Any] = field(default_factory=dict)
+    """run this stage alone; it is an error if the product of an earlier stage is missing"""
+    _objects: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def data(self) -> PreparedData:
@@ -47,55 +47,55 @@ class RunContext:
 
     @cached_property
     def normalise(self) -> Normalise:
-        """The graph's first nodes."""
+        """The normalisation at the start of the graph."""
         return Normalise(self.recipe.input.mean, self.recipe.input.std)
 
     @property
     def bundle_file(self) -> Path:
-        """The product of it all."""
+        """The bundle, the product of the run."""
         return self.folder / "model.onnx"
 
     @property
     def graph_file(self) -> Path:
-        """The exported graph, before it is calibrated."""
+        """The exported graph, without manifest."""
         return self.folder / "graph.onnx"
 
-    def once(self, name: str, make: Callable[[], T]) -> T:
-        """What `make` returns, made the first time only."""
-        if name not in self._memory:
-            self._memory[name] = make()
-        return cast(T, self._memory[name])
+    def get_or_make(self, name: str, make: Callable[[], T]) -> T:
+        """The object called `name`; `make` is called the first time only."""
+        if name not in self._objects:
+            self._objects[name] = make()
+        return cast(T, self._objects[name])
 
-    def around(self, base: nn.Module, recipe: Recipe | None = None) -> "RunContext":
-        """The same run on the same data with another base, or also another recipe for it, and nothing made yet."""
-        other = replace(self, recipe=recipe or self.recipe, _memory={"base": base})
+    def with_base(self, base: nn.Module, recipe: Recipe | None = None) -> "RunContext":
+        """A copy with the same data, another base and optionally another recipe, and no other objects made yet."""
+        other = replace(self, recipe=recipe or self.recipe, _objects={"base": base})
         other.data = self.data
         return other
 
-    def done(self, stage: str, mark: str, *products: Path) -> bool:
-        """Whether `stage` has made its products from the inputs that `mark` stands for."""
-        return all(product.exists() for product in products) and self._ledger().get(stage) == mark
+    def is_up_to_date(self, stage: str, fingerprint: str, *products: Path) -> bool:
+        """Whether the products of `stage` exist and were made from the inputs with this fingerprint."""
+        return all(product.exists() for product in products) and self._stage_record().get(stage) == fingerprint
 
-    def record(self, stage: str, mark: str) -> None:
-        """Enter a finished stage into the ledger."""
-        save_json(self.folder / "stages.json", {**self._ledger(), stage: mark})
+    def record_stage(self, stage: str, fingerprint: str) -> None:
+        """Record that `stage` has finished with these inputs."""
+        save_json(self.folder / "stages.json", {**self._stage_record(), stage: fingerprint})
 
-    def forget(self) -> None:
-        """Enter into the ledger that nothing is done."""
+    def clear_stage_record(self) -> None:
+        """Record that no stage has finished."""
         save_json(self.folder / "stages.json", {})
 
-    def must_make(self, stage: str) -> None:
-        """Called by a stage that has to do its work now: refuse if another one was asked for alone."""
+    def check_may_run(self, stage: str) -> None:
+        """Raise QualmsError if the work of `stage` is needed now, but the run is limited to another stage."""
         if self.only not in (None, stage):
             raise QualmsError(
-                f"Stage {self.only!r} needs what stage {stage!r} makes, and {self.folder} does not hold it; "
-                f"run --stage {stage} first, or all stages without --stage."
+                f"Stage {self.only!r} needs the product of stage {stage!r}, which is missing or outdated in "
+                f"{self.folder}; run --stage {stage} first, or all stages without --stage."
             )
 
-    def _ledger(self) -> dict[str, str]:
-        """The mark of every finished stage; a ledger that cannot be read records nothing."""
+    def _stage_record(self) -> dict[str, str]:
+        """Fingerprints of the finished stages; empty if the file is missing or damaged."""
         try:
-            found = json.loads((self.folder / "stages.json").read_text())
+            record = json.loads((self.folder / "stages.json").read_text())
         except (OSError, ValueError):
             return {}
-        return cast(dict[str, str], found) if isinstance(found, dict) else {}
+        return cast(dict[str, str], record) if isinstance(record, dict) else {}

@@ -1,4 +1,4 @@
-"""Stage 7: the bundle on test images and strangers; the results go into its manifest and beside it."""
+"""Stage 7: evaluate the bundle on the test set and on OOD sets; the results go into its manifest and evaluation.json."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,50 +8,44 @@ from qualms.bundle.manifest import Evaluation
 from qualms.bundle.runtime import GraphRunner
 from qualms_training.data.prepare import ood_sets
 from qualms_training.files import fingerprint, save_json
-from qualms_training.reporting.evaluation import evaluate
+from qualms_training.reporting.evaluation import evaluate, run_graph
 from qualms_training.reporting.plots import save_plots
 from qualms_training.stages import base, calibrate
 from qualms_training.stages.context import RunContext
 
 
 def run(context: RunContext) -> None:
-    """Evaluate, and write evaluation.json and plots."""
-    if not calibrate.is_done(context):
-        context.must_make("calibrate")
+    """Evaluate, and write the bundle, evaluation.json and plots."""
+    if not calibrate.is_up_to_date(context):
+        context.check_may_run("calibrate")
     bundle = open_bundle(context.bundle_file)
-    recipe = context.recipe
-    mark = fingerprint(
-        bundle.manifest.graph_sha256, context.data.record, recipe.data.model_dump(), recipe.report_targets
-    )
-    if context.done("evaluate", mark, context.folder / "evaluation.json") and bundle.manifest.evaluation:
+    recipe, graph = context.recipe, bundle.manifest.graph_sha256
+    inputs = fingerprint(graph, context.data.record, recipe.data.model_dump(), recipe.report_targets)
+    if context.is_up_to_date("evaluate", inputs, context.folder / "evaluation.json") and bundle.manifest.evaluation:
         return
-    context.must_make("evaluate")
+    context.check_may_run("evaluate")
     result = _evaluate(context, bundle)
     write_bundle(context.bundle_file, bundle.graph, bundle.manifest.model_copy(update={"evaluation": result}))
     save_json(context.folder / "evaluation.json", result.model_dump(mode="json"))
-    context.record("evaluate", mark)
+    context.record_stage("evaluate", inputs)
 
 
 def _evaluate(context: RunContext, bundle: Bundle) -> Evaluation:
     test = context.data.parts["test"]
-    others = ood_sets(context.recipe, test, context.data_dir, context.display)
-    runner = GraphRunner(bundle.graph)
-    total = len(test.labels) + sum(len(images) for images in others.values())
-    with context.display.bar("evaluating", total) as advance:
-        known = runner(test.images, progress=advance)
-        strange = {name: runner(images, progress=advance) for name, images in others.items()}
-    save_plots(context.folder / "plots", bundle.manifest, known, strange)
+    ood = ood_sets(context.recipe, test, context.data_dir, context.display)
+    outputs, ood_outputs = run_graph(GraphRunner(bundle.graph), test.images, ood, context.display)
+    save_plots(context.folder / "plots", bundle.manifest, outputs, ood_outputs)
     return evaluate(
         bundle.manifest,
         context.recipe.data.id,
         test.labels,
-        known,
-        strange,
+        outputs,
+        ood_outputs,
         targets=context.recipe.report_targets,
         base_predictions=_base_predictions(context),
     )
 
 
 def _base_predictions(context: RunContext) -> NDArray[np.int64] | None:
-    """The base's own classes (N,), where they are those of the data."""
+    """The classes that the base alone predicts, (N,); None if its classes are not the data's."""
     return base.logits(context, "test").argmax(axis=1) if context.recipe.prediction == "base" else None

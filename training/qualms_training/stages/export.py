@@ -1,4 +1,4 @@
-"""Stage 5: the whole graph as ONNX, kept only if ONNX Runtime agrees with PyTorch on real images."""
+"""Stage 5: the whole graph as ONNX, written only if ONNX Runtime agrees with PyTorch on real images."""
 
 import json
 
@@ -17,30 +17,32 @@ from qualms_training.stages.features import extractor
 
 
 def run(context: RunContext) -> None:
-    """Export, and say how far the graph is from PyTorch."""
-    facts = context.folder / "export.json"
-    if not is_done(context):
-        context.must_make("export")
-        meta, doubter = fit.fitted_meta(context), combine.doubter(context)
-        graph = BundleGraph(extractor(context), meta, context.recipe.prediction, doubter)
+    """Export the graph and display its largest difference from PyTorch."""
+    differences_file = context.folder / "export.json"
+    if not is_up_to_date(context):
+        context.check_may_run("export")
+        meta, ood_scores = fit.fitted_meta(context), combine.ood_scores(context)
+        graph = BundleGraph(extractor(context), meta, context.recipe.prediction, ood_scores)
         images = np.concatenate([golden.draw(context.recipe.input.spec), context.data.parts["test"].images[:256]])
         with context.display.console.status("  exporting the graph"):
             data, differences = export_graph(graph, images)
         write_bytes(context.graph_file, data)
-        save_json(facts, differences)
-        context.record("export", _mark(context))
-    difference = json.loads(facts.read_text())["log_alpha"]
+        save_json(differences_file, differences)
+        context.record_stage("export", _inputs_fingerprint(context))
+    difference = json.loads(differences_file.read_text())["log_alpha"]
     context.display.note(
         f"  {context.graph_file.stat().st_size / 1e6:.2f} MB, largest difference to PyTorch {difference:.1e} in log α"
     )
 
 
-def is_done(context: RunContext) -> bool:
-    """Whether the graph is there and is that of the present meta-model."""
-    return context.done("export", _mark(context), context.graph_file, context.folder / "export.json")
+def is_up_to_date(context: RunContext) -> bool:
+    """Whether the graph exists and was exported from the present meta-model."""
+    products = context.graph_file, context.folder / "export.json"
+    return context.is_up_to_date("export", _inputs_fingerprint(context), *products)
 
 
-def _mark(context: RunContext) -> str:
-    doubter = combine.doubter(context)
-    parts = [fit.mark(context), identity(fit.fitted_meta(context)), None if doubter is None else identity(doubter)]
+def _inputs_fingerprint(context: RunContext) -> str:
+    ood_scores = combine.ood_scores(context)
+    identities = [identity(fit.fitted_meta(context)), None if ood_scores is None else identity(ood_scores)]
+    parts = [fit.inputs_fingerprint(context), *identities]
     return fingerprint(parts, context.recipe.prediction, OPSET, torch.__version__)

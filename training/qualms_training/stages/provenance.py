@@ -1,4 +1,4 @@
-"""Where a model came from: enough of its recipe, seed, data and tools to make it again."""
+"""A bundle's provenance: the recipe, seed, data and library versions needed to make it again."""
 
 import datetime
 import platform
@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from qualms.bundle.manifest import Provenance
-from qualms_training.models import identity
+from qualms_training.models import count_parameters, identity
 from qualms_training.recipe import Recipe
 
-_TOOLS = (
+_LIBRARIES = (
     "torch",
     "torchvision",
     "onnx",
@@ -27,25 +27,26 @@ _TOOLS = (
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of every library that can change a result."""
-    found = {"python": platform.python_version()}
-    for name in _TOOLS:
+    """Versions of Python and of every installed library that can change a result."""
+    result = {"python": platform.python_version()}
+    for name in _LIBRARIES:
         try:
-            found[name] = metadata.version(name)
+            result[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
-
-
-def parameters(model: nn.Module) -> int:
-    """Number of weights."""
-    return sum(tensor.numel() for tensor in model.parameters())
+    return result
 
 
 def provenance(
-    recipe: Recipe, seed: int, base: nn.Module, taps: list[str], meta: nn.Module, meta_facts: dict[str, Any], data: Any
+    recipe: Recipe,
+    seed: int,
+    base: nn.Module,
+    taps: list[str],
+    meta: nn.Module,
+    meta_results: dict[str, Any],
+    data: dict[str, Any],
 ) -> Provenance:
-    """The manifest's account of a run."""
+    """The manifest's record of a run."""
     return Provenance(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         qualms=metadata.version("qualms"),
@@ -56,10 +57,10 @@ def provenance(
         base={
             "model": recipe.base.model,
             "sha256": identity(base),
-            "parameters": parameters(base),
+            "parameters": count_parameters(base),
             "weights": recipe.base.weights or "trained by this recipe",
             "taps": taps,
         },
-        meta={"form": recipe.meta.form, "parameters": parameters(meta), **meta_facts},
+        meta={"form": recipe.meta.form, "parameters": count_parameters(meta), **meta_results},
         data=data,
     )
