@@ -21,7 +21,8 @@ from PIL import Image
 from scipy.io import savemat
 
 from qualms_training.data import load
-from qualms_training.data.download import NAMES, download
+from qualms_training.data.download import download
+from qualms_training.data.npz import DOWNLOADABLE
 from qualms_training.errors import DataError
 from qualms_training.models.torchvision_compat import import_torchvision
 
@@ -248,4 +249,4 @@ def test_a_folder_that_cannot_be_made_is_named(mirror: Mirror, tmp_path: Path) -
 def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'imagenet' cannot be downloaded; accepted are mnist, fashion_mnist") as caught:
         download("imagenet", tmp_path)
-    assert all(name in str(caught.value) for name in NAMES)
+    assert all(name in str(caught.value) for name in DOWNLOADABLE)

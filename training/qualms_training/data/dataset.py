@@ -1,4 +1,4 @@
-"""One form for every data set, so that whatever its source it takes the same path to the model."""
+"""A data set in memory or as files, with one way to the model's input."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -16,17 +16,17 @@ from qualms_training.errors import DataError
 
 Indices: TypeAlias = NDArray[np.int64] | Sequence[int]
 Progress: TypeAlias = Callable[[int], None]
-"""Called with how many more images are done."""
+"""Called with the number of images just finished."""
 
 _CHUNK = 256  # images between two calls of `progress`
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Labelled images: pixels in memory, or the paths of files that are read when they are needed.
+    """Labelled images: pixels in memory, or paths of files that are read when needed.
 
-    `images` is uint8 of shape (N, H, W) or (N, H, W, C), or N paths; `labels` is int64 of shape (N,), each an
-    index into `classes`.
+    `images` is uint8 of shape (N, H, W) or (N, H, W, C), or N paths; `labels` is int64 of shape (N,) with indices
+    into `classes`.
     """
 
     name: str
@@ -41,7 +41,7 @@ class ImageSet:
         if self.labels.shape != (len(self.images),):
             raise DataError(
                 f"{self.title} has {len(self.images)} images but labels of shape {self.labels.shape}; "
-                "accepted is one label an image."
+                "accepted is one label per image."
             )
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high >= len(self.classes):
@@ -55,19 +55,13 @@ class ImageSet:
 
     @property
     def title(self) -> str:
-        """How messages name the set."""
+        """The data set's name in messages."""
         return f"Data set {self.name!r} (split {self.split!r})"
-
-    def subset(self, indices: Indices) -> "ImageSet":
-        """Pick images by index, in the order given."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        images = tuple(self.images[i] for i in chosen) if isinstance(self.images, tuple) else self.images[chosen]
-        return ImageSet(self.name, self.split, images, self.labels[chosen], self.classes)
 
     def conformed(
         self, spec: InputSpec, indices: Indices | None = None, progress: Progress | None = None
     ) -> NDArray[np.uint8]:
-        """Every image (or those at `indices`, in that order) as the model takes it, (N, H, W, C)."""
+        """All images (or those at `indices`, in that order) preprocessed to the model's input, (N, H, W, C)."""
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
         result = np.empty((len(chosen), *spec.shape), np.uint8)
         for start in range(0, len(chosen), _CHUNK):
@@ -78,17 +72,17 @@ class ImageSet:
         return result
 
     def digest(self) -> str:
-        """SHA-256 of pixels (or file contents), labels and classes: the identity that caches are keyed by."""
-        total = hashlib.sha256()
+        """SHA-256 of pixels (or file contents), labels and classes."""
+        digest = hashlib.sha256()
         if isinstance(self.images, tuple):
             for path in self.images:
-                total.update(hashlib.sha256(_read_file(path)).digest())
+                digest.update(hashlib.sha256(_read_file(path)).digest())
         else:
-            total.update(repr(self.images.shape).encode())
-            total.update(np.ascontiguousarray(self.images).data)
-        total.update(np.ascontiguousarray(self.labels, dtype="<i8").data)
-        total.update(repr(self.classes).encode())
-        return total.hexdigest()
+            digest.update(repr(self.images.shape).encode())
+            digest.update(np.ascontiguousarray(self.images).data)
+        digest.update(np.ascontiguousarray(self.labels, dtype="<i8").data)
+        digest.update(repr(self.classes).encode())
+        return digest.hexdigest()
 
     def _read(self, indices: NDArray[np.int64], spec: InputSpec) -> NDArray[np.uint8]:
         if isinstance(self.images, tuple):

@@ -1,7 +1,7 @@
-"""The paper's public data sets, fetched by torchvision and kept as npz, so that nobody converts by hand.
+"""Download the paper's public data sets with torchvision, and store them as npz files.
 
-A mirror holds one folder a set, with the files as their publishers name them, and torchvision's
-checksums hold there too: MIRROR/mnist/train-images-idx3-ubyte.gz, MIRROR/cifar10/cifar-10-python.tar.gz,
+A mirror has one folder per data set, with the files under their publishers' names; torchvision verifies its checksums
+there too: MIRROR/mnist/train-images-idx3-ubyte.gz, MIRROR/cifar10/cifar-10-python.tar.gz,
 MIRROR/omniglot/images_evaluation.zip, MIRROR/svhn/test_32x32.mat and so on.
 """
 
@@ -20,16 +20,14 @@ import numpy as np
 from PIL import Image
 
 from qualms_training.data.dataset import ImageSet
-from qualms_training.data.npz import file_name, write_npz
-from qualms_training.data.public_sets import SOURCES
+from qualms_training.data.npz import DOWNLOADABLE, file_name, write_npz
 from qualms_training.errors import DataError
 from qualms_training.models.torchvision_compat import import_torchvision
 
-NAMES = tuple(SOURCES)
 SPLITS = ("train", "test")
 _DIGITS = tuple("0123456789")
-_SILENCE = 60.0  # seconds without a byte before a server is given up
-_FAILURES = (
+_TIMEOUT = 60.0  # seconds without a byte from the server
+_ERRORS = (
     OSError,
     RuntimeError,
     ValueError,
@@ -41,12 +39,12 @@ _FAILURES = (
 
 
 def download(name: str, out: Path, mirror: str | None = None) -> list[Path]:
-    """Fetch both splits of a set into `out` as npz files and return their paths.
+    """Download both splits of a data set to `out` as npz files and return their paths.
 
-    Files already there are kept.     `mirror`, or else QUALMS_MIRROR, replaces the publishers' addresses.
+    Existing files are not downloaded again. `mirror`, or else QUALMS_MIRROR, replaces the publishers' addresses.
     """
-    if name not in SOURCES:
-        raise DataError(f"Data set {name!r} cannot be downloaded; accepted are {', '.join(NAMES)}.")
+    if name not in DOWNLOADABLE:
+        raise DataError(f"Data set {name!r} cannot be downloaded; accepted are {', '.join(DOWNLOADABLE)}.")
     paths = [out / file_name(name, split) for split in SPLITS]
     if all(path.exists() for path in paths):
         return paths
@@ -54,11 +52,11 @@ def download(name: str, out: Path, mirror: str | None = None) -> list[Path]:
     source = _source(name, base)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=out) as raw, _patience(_SILENCE):
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=out) as raw, _socket_timeout(_TIMEOUT):
             for split, path in zip(SPLITS, paths, strict=True):
                 if not path.exists():
                     write_npz(out, _read(name, split, source(raw, download=True, **_arguments(name, split))))
-    except _FAILURES as error:
+    except _ERRORS as error:
         raise DataError(
             f"Data set {name!r} could not be downloaded from {base or 'its publisher'} to {out}: "
             f"{' '.join(str(error).split()).rstrip('.')}; check the network and the folder, "
@@ -68,21 +66,21 @@ def download(name: str, out: Path, mirror: str | None = None) -> list[Path]:
 
 
 def _source(name: str, mirror: str | None) -> Any:
-    """torchvision's class for a set, or a subclass of the same name that looks for files at the mirror."""
-    original = getattr(import_torchvision().datasets, SOURCES[name])
+    """torchvision's class for a data set, or a subclass of the same name that downloads from the mirror."""
+    original = getattr(import_torchvision().datasets, DOWNLOADABLE[name])
     if mirror is None:
         return original
     base = f"{mirror.rstrip('/')}/{name}"
     if name == "omniglot":
-        moved: dict[str, Any] = {"download_url_prefix": base}
+        addresses: dict[str, Any] = {"download_url_prefix": base}
     elif name == "svhn":
         files = original.split_list.items()
-        moved = {"split_list": {split: [f"{base}/{file}", file, md5] for split, (_, file, md5) in files}}
+        addresses = {"split_list": {split: [f"{base}/{file}", file, md5] for split, (_, file, md5) in files}}
     elif name.startswith("cifar"):
-        moved = {"url": f"{base}/{original.filename}"}
+        addresses = {"url": f"{base}/{original.filename}"}
     else:
-        moved = {"mirrors": [f"{base}/"]}
-    return type(original.__name__, (original,), moved)
+        addresses = {"mirrors": [f"{base}/"]}
+    return type(original.__name__, (original,), addresses)
 
 
 def _arguments(name: str, split: str) -> dict[str, Any]:
@@ -92,7 +90,7 @@ def _arguments(name: str, split: str) -> dict[str, Any]:
 
 
 def _read(name: str, split: str, data: Any) -> ImageSet:
-    """Bring a torchvision data set to uint8 (N, H, W[, C]) images, int64 labels and class names."""
+    """Convert a torchvision data set to uint8 (N, H, W[, C]) images, int64 labels and class names."""
     if name == "omniglot":
         return _read_omniglot(split, Path(data.target_folder))
     if name == "svhn":
@@ -104,7 +102,7 @@ def _read(name: str, split: str, data: Any) -> ImageSet:
 
 
 def _read_omniglot(split: str, folder: Path) -> ImageSet:
-    """Read ALPHABET/CHARACTER/*.png in sorted order; torchvision's own order is the file system's."""
+    """Read ALPHABET/CHARACTER/*.png in sorted order; torchvision uses the file system's order."""
     characters = sorted(folder.glob("*/*"))
     images, labels = [], []
     for label, character in enumerate(characters):
@@ -117,8 +115,8 @@ def _read_omniglot(split: str, folder: Path) -> ImageSet:
 
 
 @contextmanager
-def _patience(seconds: float) -> Iterator[None]:
-    """Bound how long a silent server is waited for; torchvision itself would wait for ever."""
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    """Set a timeout for downloads, because torchvision sets none."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

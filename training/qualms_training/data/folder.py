@@ -1,4 +1,4 @@
-"""The user's own data: a folder with one folder of images a class."""
+"""The user's own data: a folder with one folder of images per class."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,20 +9,16 @@ from qualms_training.data.dataset import ImageSet
 from qualms_training.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-_SIDECARS = (
-    "thumbs.db",
-    "desktop.ini",
-)  # what file managers leave behind; hidden files are passed over anyway
+_SIDECARS = ("thumbs.db", "desktop.ini")  # written by file managers; ignored like hidden files
 
 
 def read_folder(root: Path, split: str) -> ImageSet:
-    """List the images of ROOT/CLASS/…, or of ROOT/SPLIT/CLASS/… where that exists.
+    """List the images of ROOT/SPLIT/CLASS/… if that exists, else of ROOT/CLASS/…; they are decoded when needed.
 
-    They are decoded when needed. Classes and files are sorted by name, so that the same folder always gives
-    the same labels and order.
+    Classes and files are sorted by name, so the same folder always has the same labels and order.
     """
     if not root.is_dir():
-        raise DataError(f"Data folder {root} does not exist; a folder with one folder of images a class is needed.")
+        raise DataError(f"Data folder {root} does not exist; a folder with one folder of images per class is needed.")
     top = root / split if _has_folders(root / split) else root
     classes = _class_folders(top)
     paths, labels = [], []
@@ -42,9 +38,9 @@ def _class_folders(top: Path) -> list[Path]:
         if entry.is_dir():
             folders.append(entry)
         elif entry.suffix.lower() in SUFFIXES:
-            raise DataError(f"Image {entry} belongs to no class; images are accepted in class folders only.")
+            raise DataError(f"Image {entry} belongs to no class; images are accepted only in class folders.")
     if not folders:
-        raise DataError(f"Data folder {top} has no class folders; one folder of images a class is needed.")
+        raise DataError(f"Data folder {top} has no class folders; one folder of images per class is needed.")
     return folders
 
 
@@ -56,7 +52,7 @@ def _images(folder: Path) -> Iterator[Path]:
                 "accepted are FOLDER/CLASS/IMAGE and FOLDER/SPLIT/CLASS/IMAGE."
             )
         if entry.suffix.lower() not in SUFFIXES:
-            raise DataError(f"File {entry} is not an image by its name; accepted are {', '.join(SUFFIXES)}.")
+            raise DataError(f"File {entry} does not have the suffix of an image; accepted are {', '.join(SUFFIXES)}.")
         yield entry
 
 

@@ -1,4 +1,4 @@
-"""Bring a recipe's data to the model's input, all of it through the one preprocessing path."""
+"""Load and split a recipe's data, and preprocess all of it to the model's input in the same way."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +18,13 @@ CORRUPTED = "corrupted"
 
 
 def itself(name: str) -> str:
-    """What the column of the in-distribution set against itself is called."""
+    """The name of the OOD set that is made of the in-distribution test set itself, as a control."""
     return f"{name} (itself)"
 
 
 @dataclass(frozen=True)
 class Part:
-    """Images as the model takes them, with their labels."""
+    """Preprocessed images with their labels."""
 
     images: NDArray[np.uint8]
     """(N, H, W, C)"""
@@ -34,74 +34,69 @@ class Part:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """The in-distribution data of one run, by split."""
+    """The in-distribution data of one run."""
 
     parts: dict[str, Part]
-    """train, validation, fit, calibration and test: disjoint"""
+    """by split: train, validation, fit, calibration and test, which are disjoint"""
     classes: tuple[str, ...]
     record: dict[str, Any]
-    """what provenance keeps: sets, digests, sizes and seed"""
+    """the data's entry in the provenance: name, digests, split sizes and seed"""
 
 
 def prepare(recipe: Recipe, seed: int, data_dir: Path | None, display: Display) -> PreparedData:
-    """Load, split by `seed` and conform the in-distribution data."""
+    """Load the in-distribution data, split them with `seed`, and preprocess them."""
     recipe.check_seed(seed)
     train, test = (load(recipe.data.id, split, data_dir) for split in ("train", "test"))
     digests = {"train": train.digest(), "test": test.digest()}
     _check_pair(train, test, digests)
     sizes = recipe.data.splits.model_dump()
     if recipe.data.held_out == "train":
-        chosen = make_splits(len(train), sizes, seed)
-        sources = {name: (train, indices) for name, indices in chosen.items()}
+        splits = make_splits(len(train), sizes, seed)
+        sources = {name: (train, indices) for name, indices in splits.items()}
         sources["test"] = (test, np.arange(len(test)))
-        splits = [splits_record(chosen, len(train), seed)]
+        records = [splits_record(splits, len(train), seed)]
     else:
-        seen = make_splits(len(train), {name: sizes[name] for name in ("train", "validation")}, seed)
-        unseen = make_splits(len(test), {name: sizes[name] for name in ("fit", "calibration")}, seed)
-        rest = np.setdiff1d(np.arange(len(test)), np.concatenate(list(unseen.values())))
+        train_splits = make_splits(len(train), {name: sizes[name] for name in ("train", "validation")}, seed)
+        test_splits = make_splits(len(test), {name: sizes[name] for name in ("fit", "calibration")}, seed)
+        rest = np.setdiff1d(np.arange(len(test)), np.concatenate(list(test_splits.values())))
         if not len(rest):
             raise DataError(f"{test.title} has {len(test)} images, and fit and calibration leave none to test on.")
-        sources = {name: (train, indices) for name, indices in seen.items()}
-        sources |= {name: (test, indices) for name, indices in (*unseen.items(), ("test", rest))}
-        splits = [splits_record(seen, len(train), seed), splits_record(unseen, len(test), seed)]
+        sources = {name: (train, indices) for name, indices in train_splits.items()}
+        sources |= {name: (test, indices) for name, indices in (*test_splits.items(), ("test", rest))}
+        records = [splits_record(train_splits, len(train), seed), splits_record(test_splits, len(test), seed)]
     return PreparedData(
-        parts={name: _conform(recipe, name, source, indices, display) for name, (source, indices) in sources.items()},
+        parts={name: _part(recipe, name, source, indices, display) for name, (source, indices) in sources.items()},
         classes=train.classes,
-        record={
-            "id": recipe.data.id,
-            "held_out": recipe.data.held_out,
-            "sha256": digests,
-            "splits": splits,
-        },
+        record={"id": recipe.data.id, "held_out": recipe.data.held_out, "sha256": digests, "splits": records},
     )
 
 
 def ood_sets(recipe: Recipe, test: Part, data_dir: Path | None, display: Display) -> dict[str, NDArray[np.uint8]]:
-    """The OOD sets (N, H, W, C), the same ones for every seed as long as `test` is the same.
+    """The OOD sets, (N, H, W, C) each; they do not depend on the seed if `test` does not.
 
-    Half of the in-distribution test set goes the same way, as `<id> (itself)`: whatever tells it from the test
-    set is an artefact of this path, so its AUROC has to be 50.
+    The last one, `<id> (itself)`, is half of the in-distribution test set. Its AUROC must be 50 %; any other value is an
+    artefact of the way OOD sets are loaded and preprocessed.
     """
-    found = {}
+    sets = {}
     for name in recipe.data.ood:
         source = load(name, "test", data_dir)
         order = np.random.default_rng(0).permutation(len(source))[: recipe.data.limit]
-        found[name] = _conform(recipe, name, source, np.sort(order), display).images
+        sets[name] = _part(recipe, name, source, np.sort(order), display).images
     if recipe.data.corrupted:
-        found[CORRUPTED] = corrupt(test.images[: recipe.data.limit], np.random.default_rng(0))
+        sets[CORRUPTED] = corrupt(test.images[: recipe.data.limit], np.random.default_rng(0))
     source = load(recipe.data.id, "test", data_dir)
     half = itself_half(len(source))
-    found[itself(recipe.data.id)] = _conform(recipe, recipe.data.id, source, half, display).images
-    return found
+    sets[itself(recipe.data.id)] = _part(recipe, recipe.data.id, source, half, display).images
+    return sets
 
 
 def itself_half(count: int) -> NDArray[np.int64]:
-    """Which of `count` in-distribution test images are shown as strangers."""
+    """Indices of the half of `count` in-distribution test images that serves as an OOD set."""
     return np.sort(np.random.default_rng(1).permutation(count)[: (count + 1) // 2])
 
 
 def _check_pair(train: ImageSet, test: ImageSet, digests: dict[str, str]) -> None:
-    """Labels must mean the same in both sets, and images of one must not be those of the other."""
+    """Raise DataError if the two sets have different classes or the same images."""
     if len(train.classes) < 2 or len(set(train.classes)) < len(train.classes):
         raise DataError(
             f"{train.title} has the classes {', '.join(train.classes)}; at least two are needed, all different."
@@ -113,12 +108,12 @@ def _check_pair(train: ImageSet, test: ImageSet, digests: dict[str, str]) -> Non
         )
     if digests["train"] == digests["test"]:
         raise DataError(
-            f"{train.title} is also its split 'test', image for image, so nothing would be unseen; "
-            "give each a folder or file of its own, such as FOLDER/train/CLASS and FOLDER/test/CLASS."
+            f"{train.title} has the same images as its split 'test', so no image would be unseen; "
+            "give each its own folder or file, for example FOLDER/train/CLASS and FOLDER/test/CLASS."
         )
 
 
-def _conform(recipe: Recipe, title: str, source: ImageSet, indices: NDArray[np.int64], display: Display) -> Part:
+def _part(recipe: Recipe, title: str, source: ImageSet, indices: NDArray[np.int64], display: Display) -> Part:
     with display.bar(f"reading {title}", len(indices)) as advance:
         images = source.conformed(recipe.input.spec, indices, advance)
     return Part(images, source.labels[indices])

@@ -1,4 +1,4 @@
-"""Disjoint splits from one seed, so that what calibrates a threshold was never seen by what it judges."""
+"""Disjoint random splits from one seed: images that calibrate thresholds are not used for anything else."""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,59 +10,39 @@ from numpy.typing import NDArray
 from qualms_training.errors import DataError
 
 SPLITS = ("train", "validation", "fit", "calibration")
-"""Base and meta-model | early stopping | how scores are combined | thresholds and p-values."""
+"""for: training of base and meta-model | early stopping | weights of the fused score | thresholds and p-values"""
 
 
-def make_splits(n: int, sizes: Mapping[str, int] | Mapping[str, float], seed: int) -> dict[str, NDArray[np.int64]]:
-    """Divide 0 … n − 1 into disjoint random splits, each a sorted array of exactly the size asked for.
+def make_splits(n: int, sizes: Mapping[str, int], seed: int) -> dict[str, NDArray[np.int64]]:
+    """Divide 0 … n − 1 into disjoint random splits, each a sorted array of exactly the requested size.
 
-    `sizes` are either counts (int) or fractions of n (float); their order does not matter.
+    The order of `sizes` does not matter.
     """
-    counts = _counts(n, sizes)
+    for name, size in sizes.items():
+        if name not in SPLITS:
+            raise DataError(f"Split {name!r} is not known; accepted are {', '.join(SPLITS)}.")
+        if size < 1:
+            raise DataError(f"Split {name!r} would have {size} of {n} images; at least 1 is needed.")
+    if sum(sizes.values()) > n:
+        raise DataError(f"The splits need {sum(sizes.values())} images in total, but there are {n}.")
     order = np.random.Generator(np.random.PCG64(seed)).permutation(n)
     splits, start = {}, 0
-    for name, count in counts.items():
-        splits[name] = np.sort(order[start : start + count]).astype(np.int64)
-        start += count
+    for name in SPLITS:
+        if name in sizes:
+            splits[name] = np.sort(order[start : start + sizes[name]]).astype(np.int64)
+            start += sizes[name]
     return splits
 
 
 def splits_record(splits: Mapping[str, NDArray[np.int64]], n: int, seed: int) -> dict[str, Any]:
-    """What provenance keeps of a division: enough to repeat it and to notice that it changed."""
-    total = hashlib.sha256()
+    """The splits' entry in the provenance: sizes and seed to repeat them, and a digest to detect a change."""
+    digest = hashlib.sha256()
     for name in sorted(splits):
-        total.update(f"{name}:{len(splits[name])};".encode())
-        total.update(np.ascontiguousarray(splits[name], dtype="<i8").data)
+        digest.update(f"{name}:{len(splits[name])};".encode())
+        digest.update(np.ascontiguousarray(splits[name], dtype="<i8").data)
     return {
         "n": n,
         "seed": seed,
         "sizes": {name: len(indices) for name, indices in splits.items()},
-        "sha256": total.hexdigest(),
+        "sha256": digest.hexdigest(),
     }
-
-
-def _counts(n: int, sizes: Mapping[str, int] | Mapping[str, float]) -> dict[str, int]:
-    """Counts in the order of SPLITS, from counts or from fractions."""
-    for name in sizes:
-        if name not in SPLITS:
-            raise DataError(f"Split {name!r} is not known; accepted are {', '.join(SPLITS)}.")
-    wanted = {name: sizes[name] for name in SPLITS if name in sizes}
-    kinds = {type(size) for size in wanted.values()}
-    if kinds == {float}:
-        counts = _from_fractions(n, wanted)
-    elif kinds == {int}:
-        counts = {name: int(size) for name, size in wanted.items()}
-    else:
-        raise DataError(f"Split sizes are {dict(sizes)}; accepted are counts only, or fractions only.")
-    for name, count in counts.items():
-        if count < 1:
-            raise DataError(f"Split {name!r} would have {count} of {n} images; at least 1 is needed.")
-    if sum(counts.values()) > n:
-        raise DataError(f"The splits ask for {sum(counts.values())} images in all, but there are {n}.")
-    return counts
-
-
-def _from_fractions(n: int, fractions: Mapping[str, float]) -> dict[str, int]:
-    """Round the running total, not each part, so that fractions that sum to 1 use every image."""
-    edges = [0, *(round(float(edge) * n) for edge in np.cumsum(list(fractions.values())))]
-    return {name: edges[i + 1] - edges[i] for i, name in enumerate(fractions)}

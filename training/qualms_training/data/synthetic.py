@@ -1,8 +1,7 @@
-"""Data drawn by our own code, so that a whole run takes seconds, needs no download and may be shipped.
+"""Synthetic data sets: a whole run takes seconds, needs no download, and its model can be shipped.
 
-`shapes` is to be learnt; `textures` and `strokes` are what a model of shapes has never seen. All are
-16 × 16 RGB, with noise and contrast such that a small network errs on a few images in a hundred: without
-errors there would be nothing for an uncertainty to find.
+`shapes` is the in-distribution set; `textures` and `strokes` are OOD sets. All are 16 × 16 RGB. Noise and contrast are
+chosen so that a small network misclassifies a few percent of the images, because the scores are also evaluated on errors.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,36 +15,36 @@ from qualms_training.errors import DataError
 
 SIDE = 16
 _NOISE = (0.02, 0.16)  # standard deviation of the pixel noise, uniform
-_GROUND = (0.0, 0.4)  # brightness of the ground in each channel, uniform
-_CONTRAST = (0.1, 0.6)  # how much brighter the figure is in each channel, uniform
+_BACKGROUND = (0.0, 0.4)  # brightness of the background in each channel, uniform
+_CONTRAST = (0.1, 0.6)  # brightness of the figure above the background in each channel, uniform
 _ROWS, _COLUMNS = np.mgrid[:SIDE, :SIDE].astype(np.float64)
 
 
 def draw(name: str, split: str) -> ImageSet:
-    """Draw a set by name, always the same one for the same name and split."""
+    """Draw a set by name; the same name and split always give the same images."""
     splits = SETS[name]
     if split not in splits:
         raise DataError(f"Data set {name!r} has no split {split!r}; accepted: {', '.join(splits)}.")
     n, seed = splits[split]
-    drawn = _DRAWERS[name](n, seed)
+    drawn = _DRAW[name](n, seed)
     return ImageSet(name, split, drawn.images, drawn.labels, drawn.classes)
 
 
 def draw_shapes(n: int, seed: int) -> ImageSet:
-    """Draw n discs, squares, crosses and striped squares of random place, size and colour."""
+    """Draw n discs, squares, crosses and striped squares of random position, size and colour."""
     rng = _generator("shapes", seed)
     labels = rng.integers(4, size=n)
     down, right = (axis - rng.uniform(5, 10, (n, 1, 1)) for axis in (_ROWS, _COLUMNS))
     radius = rng.uniform(3.5, 6, (n, 1, 1))
-    reach = np.maximum(abs(down), abs(right))
+    extent = np.maximum(abs(down), abs(right))
     figures = (
         down**2 + right**2 <= radius**2,
-        reach <= 0.9 * radius,
-        (reach <= radius) & (np.minimum(abs(down), abs(right)) <= 0.3 * radius),
-        (reach <= radius) & ((down + SIDE) % 3 < 1.5),
+        extent <= 0.9 * radius,
+        (extent <= radius) & (np.minimum(abs(down), abs(right)) <= 0.3 * radius),
+        (extent <= radius) & ((down + SIDE) % 3 < 1.5),
     )
     mask = np.choose(labels[:, None, None], figures).astype(np.float64)
-    return _finish("shapes", mask, labels, ("disc", "square", "cross", "stripes"), rng)
+    return _render("shapes", mask, labels, ("disc", "square", "cross", "stripes"), rng)
 
 
 def draw_textures(n: int, seed: int) -> ImageSet:
@@ -61,11 +60,11 @@ def draw_textures(n: int, seed: int) -> ImageSet:
         0.5 + (down * (_ROWS / SIDE - 0.5) + right * (_COLUMNS / SIDE - 0.5)),
     )
     mask = np.choose(labels[:, None, None], textures)
-    return _finish("textures", mask, labels, ("checkerboard", "noise", "gradient"), rng)
+    return _render("textures", mask, labels, ("checkerboard", "noise", "gradient"), rng)
 
 
 def draw_strokes(n: int, seed: int) -> ImageSet:
-    """Draw n scribbles of one, two or three straight strokes, thinner than any shape."""
+    """Draw n images of one, two or three straight strokes, thinner than any shape."""
     rng = _generator("strokes", seed)
     labels = rng.integers(3, size=n)
     mask = np.zeros((n, SIDE, SIDE))
@@ -73,40 +72,40 @@ def draw_strokes(n: int, seed: int) -> ImageSet:
         start, end = rng.uniform(1, SIDE - 2, (2, 2, n, 1, 1))
         drawn = (stroke <= labels)[:, None, None] & (_distance(start, end) <= 0.8)
         mask = np.maximum(mask, drawn)
-    return _finish("strokes", mask, labels, ("one", "two", "three"), rng)
+    return _render("strokes", mask, labels, ("one", "two", "three"), rng)
 
 
 def _distance(start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
     """Distance of every pixel from the segment start–end, each (2, N, 1, 1): (N, H, W)."""
     along = end - start
     pixel = np.stack([_ROWS, _COLUMNS])[:, None] - start
-    share = np.clip((pixel * along).sum(axis=0) / np.maximum((along**2).sum(axis=0), 1e-9), 0, 1)
-    return np.asarray(np.sqrt(((pixel - share * along) ** 2).sum(axis=0)))
+    nearest = np.clip((pixel * along).sum(axis=0) / np.maximum((along**2).sum(axis=0), 1e-9), 0, 1)
+    return np.asarray(np.sqrt(((pixel - nearest * along) ** 2).sum(axis=0)))
 
 
-def _finish(
+def _render(
     name: str,
     mask: NDArray[np.float64],
     labels: NDArray[np.int64],
     classes: tuple[str, ...],
     rng: np.random.Generator,
 ) -> ImageSet:
-    """Colour ground and figure by the mask (N, H, W), add noise and round to uint8."""
+    """Colour background and figure by the mask (N, H, W), add noise and round to uint8."""
     n = len(labels)
-    ground = rng.uniform(*_GROUND, (n, 1, 1, 3))
+    background = rng.uniform(*_BACKGROUND, (n, 1, 1, 3))
     contrast = rng.uniform(*_CONTRAST, (n, 1, 1, 3))
     noise = rng.standard_normal((n, SIDE, SIDE, 3)) * rng.uniform(*_NOISE, (n, 1, 1, 1))
-    values = ground + contrast * mask[..., None] + noise
+    values = background + contrast * mask[..., None] + noise
     images = np.rint(255 * np.clip(values, 0, 1)).astype(np.uint8)
     return ImageSet(name, "drawn", images, labels, classes)
 
 
 def _generator(name: str, seed: int) -> np.random.Generator:
-    """One stream a set and seed, so that no two sets share their draws."""
+    """One random stream per set and seed."""
     return np.random.Generator(np.random.PCG64([*name.encode(), seed]))
 
 
-_DRAWERS: Mapping[str, Callable[[int, int], ImageSet]] = MappingProxyType(
+_DRAW: Mapping[str, Callable[[int, int], ImageSet]] = MappingProxyType(
     {"shapes": draw_shapes, "textures": draw_textures, "strokes": draw_strokes}
 )
 SETS: Mapping[str, Mapping[str, tuple[int, int]]] = MappingProxyType(
@@ -116,4 +115,4 @@ SETS: Mapping[str, Mapping[str, tuple[int, int]]] = MappingProxyType(
         "strokes": {"test": (2000, 1)},
     }
 )
-"""The splits of each set: how many images, and which seed draws them."""
+"""splits of each set: number of images and seed"""
