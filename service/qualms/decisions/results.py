@@ -5,7 +5,7 @@ The JSON schema, the OpenAPI document, the service's replies and the objects tha
 `ResultBuilder.columns`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
@@ -13,14 +13,12 @@ from operator import itemgetter
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from qualms.bundle.manifest import Guarantee, Manifest
+from qualms.bundle.manifest import Fraction, Guarantee, Manifest
+from qualms.bundle.runtime import Outputs
 from qualms.decisions.verdicts import Rule, Verdicts
 
-Outputs: TypeAlias = Mapping[str, NDArray[Any]]
-"""the graph's outputs by name, each (N, …)"""
 Row: TypeAlias = tuple[Any, ...]
 """the values of one result in the order of its fields, without nesting"""
 
@@ -34,20 +32,19 @@ class Output:
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 def _to_list(values: Any) -> Any:
     return values.tolist() if isinstance(values, np.ndarray) else values
 
 
-class Part(BaseModel):
+class ReplyPart(BaseModel):
     """Base of all parts of a reply: unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Prediction(Part):
+class Prediction(ReplyPart):
     """The predicted class."""
 
     index: Annotated[int, Field(ge=0)]
@@ -55,21 +52,21 @@ class Prediction(Part):
     probability: Probability
 
 
-class Dirichlet(Part):
+class Dirichlet(ReplyPart):
     """Dir(α) over class probabilities."""
 
     alpha: Annotated[list[NotNegative], BeforeValidator(_to_list), Output("alpha")]
     precision: Annotated[NotNegative, Output("precision")]
 
 
-class Total(Part):
+class Total(ReplyPart):
     """Total uncertainty."""
 
     entropy: Annotated[float, Output("entropy")]
     max_probability: Annotated[Probability, Output("max_probability")]
 
 
-class Epistemic(Part):
+class Epistemic(ReplyPart):
     """Uncertainty due to a lack of similar training data."""
 
     mutual_information: Annotated[float, Output("mutual_information")]
@@ -77,7 +74,7 @@ class Epistemic(Part):
     precision: Annotated[NotNegative, Output("precision")]
 
 
-class Uncertainty(Part):
+class Uncertainty(ReplyPart):
     """All uncertainties; entropies are in nats."""
 
     total: Total
@@ -85,7 +82,7 @@ class Uncertainty(Part):
     aleatoric: Annotated[float, Output("expected_entropy")]
 
 
-class Ood(Part):
+class Ood(ReplyPart):
     """Whether the image is unlike the training data, and the guarantee for the flag."""
 
     flag: bool
@@ -97,7 +94,7 @@ class Ood(Part):
     guarantee: Guarantee
 
 
-class Trust(Part):
+class Trust(ReplyPart):
     """Whether the prediction can be relied on at the target risk; `accept` is null if that cannot be guaranteed."""
 
     accept: bool | None
@@ -109,7 +106,7 @@ class Trust(Part):
     """left out if there is a verdict"""
 
 
-class Result(Part):
+class Result(ReplyPart):
     """The result for one image."""
 
     prediction: Prediction
@@ -176,7 +173,7 @@ def _nest(omitted: frozenset[str]) -> Callable[[Row], dict[str, Any]]:
     return _nested(Result, omitted)[0]
 
 
-def _fields(model: type[Part], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _fields(model: type[ReplyPart], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, field in model.model_fields.items():
         path = prefix + name
         if (part := _part(field.annotation)) is not None:
@@ -187,7 +184,7 @@ def _fields(model: type[Part], prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _nested(
-    model: type[Part], omitted: frozenset[str], prefix: str = "", start: int = 0
+    model: type[ReplyPart], omitted: frozenset[str], prefix: str = "", start: int = 0
 ) -> tuple[Callable[[Row], dict[str, Any]], int]:
     """A function from a row to the dict of `model`, whose values begin at `start`; and where they end."""
     parts: dict[str, Callable[[Row], Any]] = {}
@@ -205,5 +202,5 @@ def _nested(
     return lambda row: {name: part(row) for name, part in parts.items()}, end
 
 
-def _part(annotation: object) -> type[Part] | None:
-    return annotation if isinstance(annotation, type) and issubclass(annotation, Part) else None
+def _part(annotation: object) -> type[ReplyPart] | None:
+    return annotation if isinstance(annotation, type) and issubclass(annotation, ReplyPart) else None

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Predictor
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
-from qualms.decisions.results import Part, Result, ResultBuilder, Row
+from qualms.decisions.results import ReplyPart, Result, ResultBuilder, Row
 from qualms.decisions.verdicts import Decider, Rule, Verdicts, decide
 from qualms.inference.batch import Answer, Batch
 
@@ -22,7 +22,7 @@ class Reply(NamedTuple):
     body: bytes
 
 
-class ModelId(Part):
+class ModelId(ReplyPart):
     """The model that answered."""
 
     name: str
@@ -30,7 +30,7 @@ class ModelId(Part):
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class PredictReply(Part):
+class PredictReply(ReplyPart):
     """A reply to /predict: one result per image, in the order they were sent."""
 
     model: ModelId
@@ -38,13 +38,13 @@ class PredictReply(Part):
     results: Annotated[list[Result], Field(min_length=1)]
 
 
-class PredictRequest(Part):
+class PredictRequest(ReplyPart):
     """Images as JSON: base64 of image files, or arrays of pixels (H×W, or H×W×C with C = 1, 3 or 4)."""
 
     images: Annotated[list[str | list[Any]], Field(min_length=1)]
 
 
-class Status(Part):
+class Status(ReplyPart):
     """The reply of a health check that succeeded."""
 
     status: Literal["alive", "ready"]
@@ -67,7 +67,7 @@ class ModelSummary(BaseModel):
     cost_seconds: dict[str, float]
 
 
-class ModelList(Part):
+class ModelList(ReplyPart):
     """The models being served."""
 
     models: list[ModelSummary]
