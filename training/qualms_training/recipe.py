@@ -12,7 +12,7 @@ from qualms.images.input_spec import InputSpec
 from qualms_training.data.noise import CORRUPTION, check_noise
 from qualms_training.errors import RecipeError
 from qualms_training.files import load_toml, toml_names
-from qualms_training.fitting.schedules import Rate, ScheduleName, rate
+from qualms_training.fitting.learning_rate import LearningRate, ScheduleName, learning_rate
 
 Positive = Annotated[float, Field(gt=0)]
 NoiseChain = Annotated[list[Annotated[str, AfterValidator(check_noise)]], Field(min_length=1)]
@@ -104,9 +104,9 @@ class Optimisation(Section):
             raise ValueError("nesterov needs a momentum above 0")
         return self
 
-    def rate(self, examples: int) -> Rate:
+    def rate(self, examples: int) -> LearningRate:
         """The learning rate as a function of the global step."""
-        return rate(
+        return learning_rate(
             self.schedule,
             self.lr,
             epochs=self.epochs,

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qualms_training.errors import ModelError
+from qualms_training.fitting.learning_rate import learning_rate
 from qualms_training.fitting.loop import Hooks, Progress, Schedule, run
-from qualms_training.fitting.schedules import rate
 
 EXAMPLES, BATCH, EPOCHS = 50, 8, 5  # seven steps per epoch, the last one with two examples
 STEPS = 7 * EPOCHS
@@ -69,7 +69,12 @@ class Task:
         checkpoint_steps: int = 3,
     ) -> Progress:
         schedule = Schedule(
-            EXAMPLES, BATCH, EPOCHS, rate("cosine", 0.05, epochs=EPOCHS, steps_per_epoch=7), seed=4, clip_norm=1.0
+            EXAMPLES,
+            BATCH,
+            EPOCHS,
+            learning_rate("cosine", 0.05, epochs=EPOCHS, steps_per_epoch=7),
+            seed=4,
+            clip_norm=1.0,
         )
         hooks = Hooks(select=self.select, on_step=on_step)
         return run(self.model, self.optimizer, self.loss, schedule, checkpoint, fingerprint, hooks, checkpoint_steps)

@@ -1,1 +1,1 @@
-"""Fit networks: the training loop, schedules, optimisers and the feature cache."""
+"""Training of base and meta-models: the training loop, learning rates and the feature cache."""

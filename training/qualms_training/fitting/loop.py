@@ -25,7 +25,7 @@ CHECKPOINT_STEPS = 500
 
 @dataclass(frozen=True)
 class Schedule:
-    """The number of steps, their data and their learning rates."""
+    """The steps of a run: their number, examples and learning rates."""
 
     examples: int
     batch: int
@@ -63,7 +63,7 @@ class Progress:
 
     step: int = 0
     losses: list[float] = field(default_factory=list)
-    """of the steps of the current epoch"""
+    """losses of the steps of the current epoch"""
     history: list[dict[str, float]] = field(default_factory=list)
     best_value: float = float("-inf")
     best_epoch: int | None = None

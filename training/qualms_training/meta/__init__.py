@@ -1,1 +1,1 @@
-"""The Dirichlet meta-model and the graph around it: taps, scores, density, fusion and ONNX export."""
+"""The modules of the exported graph: taps, meta-model, scores, density and fusion; and the ONNX export."""

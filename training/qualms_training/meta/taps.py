@@ -72,9 +72,7 @@ def tap_shapes(base: nn.Module, names: Sequence[str], example: Tensor) -> list[t
     """Shape of each tap without its batch axis, for images like `example` (N, C, H, W)."""
     tapped = Tapped(base, names)
     with torch.no_grad():
-        tapped(
-            torch.cat([example, example])
-        )  # detects shapes that depend on the batch size, which differ in the next pass
+        tapped(torch.cat([example, example]))  # two batch sizes, since a shape must not depend on the batch
         _, features = tapped(example)
     return [tuple(feature.shape[1:]) for feature in features]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 ScheduleName = Literal["constant", "steps", "one-cycle", "cosine"]
-Rate = Callable[[int], float]
+LearningRate = Callable[[int], float]
 
 _RISE = 0.3
 """share of the steps of a one-cycle schedule in which the rate rises"""
@@ -13,7 +13,7 @@ _FLOOR = 0.04
 """its first rate, as a share of the peak"""
 
 
-def rate(
+def learning_rate(
     schedule: ScheduleName,
     peak: float,
     *,
@@ -21,7 +21,7 @@ def rate(
     steps_per_epoch: int,
     milestones: Sequence[int] = (),
     factors: Sequence[float] = (),
-) -> Rate:
+) -> LearningRate:
     """The learning rate by global step; `steps` multiplies `peak` by the factor of the last milestone (an epoch) reached."""
     total = max(1, epochs * steps_per_epoch)
     rise = _RISE * total
@@ -35,7 +35,7 @@ def rate(
             return peak * (_FLOOR + (1 - _FLOOR) * (1 - _falling(step / rise)))
         return peak * _falling((step - rise) / (total - rise))
 
-    shapes: dict[ScheduleName, Rate] = {
+    shapes: dict[ScheduleName, LearningRate] = {
         "constant": lambda _: peak,
         "steps": steps,
         "one-cycle": one_cycle,

@@ -2,13 +2,13 @@
 
 import pytest
 
-from qualms_training.fitting.schedules import Rate, ScheduleName, rate
+from qualms_training.fitting.learning_rate import LearningRate, ScheduleName, learning_rate
 
 PEAK = 2.0
 
 
-def rate_of(schedule: ScheduleName) -> Rate:
-    return rate(schedule, PEAK, epochs=10, steps_per_epoch=10)
+def rate_of(schedule: ScheduleName) -> LearningRate:
+    return learning_rate(schedule, PEAK, epochs=10, steps_per_epoch=10)
 
 
 @pytest.mark.parametrize("step", [0, 37, 99])
@@ -45,7 +45,7 @@ def test_the_rate_of_the_last_step_is_small_but_not_zero(schedule: ScheduleName)
 
 @pytest.mark.parametrize(("step", "share"), [(0, 1.0), (19, 1.0), (20, 0.1), (59, 0.1), (60, 0.001), (99, 0.001)])
 def test_steps_use_the_factor_of_the_last_milestone_reached(step: int, share: float) -> None:
-    by_step = rate("steps", PEAK, epochs=10, steps_per_epoch=10, milestones=[2, 6], factors=[0.1, 0.001])
+    by_step = learning_rate("steps", PEAK, epochs=10, steps_per_epoch=10, milestones=[2, 6], factors=[0.1, 0.001])
     assert by_step(step) == pytest.approx(PEAK * share)
 
 
