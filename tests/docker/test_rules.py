@@ -22,6 +22,7 @@ from qualms.decisions.flag import choose_flag_point, p_values
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
 from qualms.decisions.verdicts import Decider
 from qualms.telemetry.metrics import P_VALUES, ModelMetrics, ServiceMetrics, expose
+from qualms.web.predict import REASONS, STATUSES
 
 FILES = sorted((*PROMETHEUS.glob("rules/*.yml"), *PROMETHEUS.glob("gpu/*.yml")))
 TESTS = sorted(PROMETHEUS.glob("tests/*.yml"))
@@ -86,7 +87,7 @@ def exported_series() -> set[str]:
     """Return the names of all series that the service exports."""
     registry = CollectorRegistry()
     bundle = open_bundle(resolve("demo"))
-    ServiceMetrics(registry)
+    ServiceMetrics(registry, STATUSES, REASONS)
     ModelMetrics(registry, bundle, Decider(bundle.manifest).rule(DEFAULT_OPERATING_POINT), "CPUExecutionProvider")
     text = expose(registry, "")[0].decode()
     return {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
