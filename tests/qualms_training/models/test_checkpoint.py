@@ -1,4 +1,4 @@
-"""Weights are read, checked and named without surprises: a wrong file is a sentence, never a wrong model."""
+"""Weights are loaded, checked, frozen and identified; a file that does not fit the model is an error."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,9 @@ def save(tmp_path: Path, content: object) -> Path:
 
 @pytest.mark.parametrize("wrap", [None, "state_dict", "model"])
 @pytest.mark.parametrize("prefix", ["", "module."])
-def test_a_state_dict_is_read_bare_wrapped_or_from_data_parallel(tmp_path: Path, wrap: str | None, prefix: str) -> None:
+def test_a_state_dict_is_loaded_bare_nested_or_from_data_parallel(
+    tmp_path: Path, wrap: str | None, prefix: str
+) -> None:
     source, target = small(1), small(2)
     state = {prefix + name: tensor for name, tensor in source.state_dict().items()}
     load_weights(target, save(tmp_path, state if wrap is None else {wrap: state, "epoch": 3}))
@@ -42,7 +44,7 @@ def test_a_batch_normalisation_counter_may_be_missing(tmp_path: Path) -> None:
 
 
 def edited(**changes: Tensor | None) -> dict[str, Tensor]:
-    """A small net's state dict with tensors put in, or taken out for None; `__` stands for a dot."""
+    """A small net's state dict with tensors added, or removed if None; `__` in a name stands for a dot."""
     state: dict[str, Tensor | None] = dict(small().state_dict())
     state |= {name.replace("__", "."): tensor for name, tensor in changes.items()}
     return {name: tensor for name, tensor in state.items() if tensor is not None}
@@ -52,7 +54,7 @@ def edited(**changes: Tensor | None) -> dict[str, Tensor]:
     ("content", "sentence"),
     [
         (edited(fc__weight=None, fc__bias=None), "it lacks 2 tensors (first: 'fc.weight')."),
-        (edited(head=torch.zeros(1)), "it has 1 that the model does not know (first: 'head')."),
+        (edited(head=torch.zeros(1)), "it has 1 that the model does not have (first: 'head')."),
         (edited(fc__bias=torch.zeros(7)), "'fc.bias' has shape (7,), but the model takes (3,)."),
         (edited(fc__bias=None, head=torch.zeros(1)), "(first: 'fc.bias') and it has 1"),
         ([1, 2], "does not hold a state dict; accepted is a mapping of names to tensors"),
@@ -60,7 +62,7 @@ def edited(**changes: Tensor | None) -> dict[str, Tensor]:
         (nn.Linear(1, 1), "cannot be read as a state dict"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, content: object, sentence: str) -> None:
+def test_the_error_names_the_tensor_that_does_not_fit(tmp_path: Path, content: object, sentence: str) -> None:
     path = save(tmp_path, content)
     target = small()
     before = identity(target)
@@ -71,20 +73,20 @@ def test_what_does_not_fit_is_named(tmp_path: Path, content: object, sentence: s
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04broken", b"\x80\x02broken"])
-def test_a_file_of_other_bytes_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_state_dict_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "weights.pt"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=r"weights\.pt' cannot be read as a state dict"):
         load_weights(small(), path)
 
 
-def test_a_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none.pt"):
         with pytest.raises(ModelError, match=r"does not exist; a \.pt or \.pth state dict is accepted\."):
             load_weights(small(), path)
 
 
-def test_non_finite_weights_and_buffers_are_counted() -> None:
+def test_non_finite_weights_and_buffers_are_an_error_with_their_number() -> None:
     net = small()
     check_finite(net)
     with torch.no_grad():
@@ -97,7 +99,7 @@ def test_non_finite_weights_and_buffers_are_counted() -> None:
         freeze(norm)
 
 
-def test_frozen_means_evaluation_mode_without_gradients() -> None:
+def test_freeze_sets_evaluation_mode_and_disables_gradients() -> None:
     net = small()
     assert freeze(net) is net
     assert not net.training

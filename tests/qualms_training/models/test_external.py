@@ -1,5 +1,6 @@
-"""Other people's models come by name too, and every way in which they may be missing is a sentence."""
+"""Models of torchvision, timm and the user's modules are built by name; each failure is one sentence."""
 
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -35,7 +36,7 @@ not_callable = 3
 
 @pytest.fixture
 def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module that lies in the working directory, as a user's does."""
+    """A module in the working directory."""
     (tmp_path / "users_nets.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -43,7 +44,7 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "users_nets"
 
 
-def test_a_users_function_gets_the_sizes_that_it_names(user_module: str) -> None:
+def test_a_users_function_is_called_with_the_sizes_it_has_as_parameters(user_module: str) -> None:
     net = build(f"{user_module}:sized", 5, height=4, width=4)
     assert net(torch.zeros(2, 3, 4, 4)).shape == (2, 5)
     assert isinstance(build(f"{user_module}:bare", 5), nn.Identity)
@@ -59,36 +60,96 @@ def test_a_users_function_gets_the_sizes_that_it_names(user_module: str) -> None
         ("not_callable", "has no function 'not_callable'"),
     ],
 )
-def test_a_users_function_that_fails_is_named(user_module: str, function: str, sentence: str) -> None:
+def test_the_error_of_a_users_function_names_it(user_module: str, function: str, sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence) as caught:
         build(f"{user_module}:{function}", 5)
     assert f"Model '{user_module}:{function}'" in str(caught.value)
 
 
-def test_a_module_that_cannot_be_imported_is_named() -> None:
-    with pytest.raises(ModelError, match=r"module 'no\.such' cannot be imported"):
-        build("no.such:thing", 5)
+@pytest.mark.parametrize("module", ["no.such", "training.models.efficientnet"])
+def test_a_module_that_cannot_be_imported_is_named(module: str) -> None:
+    with pytest.raises(ModelError, match=f"module '{module}' cannot be imported"):
+        build(f"{module}:lite0", 5)
 
 
-def test_torchvision_models_have_the_asked_number_of_classes() -> None:
+NET = "from torch import nn\n\ndef net():\n    return nn.Linear({}, 1)\n"
+
+
+def resolved(folder: Path, elsewhere: Path, spec: str) -> str:
+    """The first weight's shape of the model `spec`, built in a new process with `folder` as its working directory."""
+    program = f"""
+import sys
+sys.path = [*{[str(elsewhere)]!r}, *[path for path in sys.path if path]]
+from qualms_training.models import build
+print(next(build({spec!r}, 5).parameters()).shape[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("installed", [None, "package", "folder"])
+@pytest.mark.parametrize("users", ["package", "folder"])
+def test_a_module_in_the_working_directory_wins_over_an_installed_one(
+    users: str, installed: str | None, tmp_path: Path
+) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for root, kind, width in ((here, users, 1), (elsewhere, installed, 2)):
+        if kind is not None:
+            (root / "training").mkdir(parents=True)
+            (root / "training" / "nets.py").write_text(NET.format(width))
+        if kind == "package":
+            (root / "training" / "__init__.py").touch()
+    assert resolved(here, elsewhere, "training.nets:net") == "1"
+
+
+def test_a_folder_in_the_working_directory_without_the_module_does_not_hide_an_installed_one(tmp_path: Path) -> None:
+    (tmp_path / "here" / "nets").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "nets.py").write_text(NET.format(2))
+    assert resolved(tmp_path / "here", tmp_path / "elsewhere", "nets:net") == "2"
+
+
+@pytest.mark.parametrize("name", ["colorsys", "qualms_training"])
+def test_the_standard_library_and_our_packages_are_not_hidden(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text(NET.format(1))
+    program = f"from qualms_training.models import build; build('{name}:net', 5)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert f"module '{name}' has no function 'net'" in done.stderr
+
+
+def test_a_module_that_fails_in_the_working_directory_is_not_left_half_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "failing_nets.py").write_text("import no_such_package\n")
+    with pytest.raises(ModelError, match="module 'failing_nets' cannot be imported .*no_such_package"):
+        build("failing_nets:net", 5)
+    assert "failing_nets" not in sys.modules
+
+
+def test_torchvision_models_have_the_requested_number_of_classes() -> None:
     net = build("torchvision:resnet18", 7).eval()
     assert net(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
 
 
-def test_what_torchvision_lacks_is_named() -> None:
+def test_unknown_torchvision_models_and_unsupported_channels_are_named() -> None:
     with pytest.raises(ModelError, match="torchvision has no classifier 'resnet19'; did you mean 'resnet18'"):
         build("torchvision:resnet19", 7)
     with pytest.raises(ModelError, match="'torchvision:resnet18' takes images of 3 channels, not 1"):
         build("torchvision:resnet18", 7, channels=1)
 
 
-def test_timm_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_timm_names_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ExtraMissingError, match="needs timm, which is not installed; `pip install timm`"):
         build("timm:vit", 7)
 
 
-def test_timm_models_are_made_through_its_own_factory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_models_are_built_with_create_model(monkeypatch: pytest.MonkeyPatch) -> None:
     timm = ModuleType("timm")
 
     def create_model(name: str, *, pretrained: bool, num_classes: int, in_chans: int) -> nn.Module:

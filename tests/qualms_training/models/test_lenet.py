@@ -1,4 +1,4 @@
-"""LeNet is the paper's: its size and its taps decide the published meta-model."""
+"""LeNet has the size and the taps of the paper."""
 
 import pytest
 import torch
@@ -21,6 +21,6 @@ def test_other_image_sizes_give_logits(channels: int, height: int, width: int) -
     assert net(torch.zeros(2, channels, height, width)).shape == (2, 7)
 
 
-def test_too_small_an_image_is_refused_by_name() -> None:
+def test_too_small_images_are_an_error() -> None:
     with pytest.raises(ModelError, match=r"LeNet was given images of 8x32 pixels; it takes 16x16 or more\."):
         LeNet(10, height=8)

@@ -1,4 +1,4 @@
-"""ResNet-20 is the one of He et al. for CIFAR: 0.27 M weights, and shortcuts without any."""
+"""ResNet-20 for CIFAR as in He et al.: 0.27 M weights, and shortcuts without weights."""
 
 import torch
 
@@ -13,14 +13,14 @@ def test_size_and_taps() -> None:
     assert shapes == [(16, 32, 32), (32, 16, 16), (64, 8, 8), (64, 1, 1)]
 
 
-def test_twenty_layers_on_the_way() -> None:
+def test_it_has_twenty_layers() -> None:
     names = [name for name, _ in ResNet20(10).named_modules()]
     assert sum(name.rpartition(".")[2] in ("conv", "conv1", "conv2", "fc") for name in names) == 20
 
 
 def test_shortcut_subsamples_and_pads_with_zero_channels() -> None:
     block = BasicBlock(2, 6, stride=2).eval()
-    torch.nn.init.zeros_(block.conv2.weight)  # nothing but the shortcut remains
+    torch.nn.init.zeros_(block.conv2.weight)  # only the shortcut remains
     images = torch.rand(1, 2, 5, 5)
     out = block(images)
     assert torch.equal(out[:, 2:4], images[:, :, ::2, ::2])

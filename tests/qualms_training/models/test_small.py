@@ -1,4 +1,4 @@
-"""The small net is what tests and the tiny recipe train: it must be tiny, and able to learn."""
+"""The small network has about 4,000 weights and can learn."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def test_size_and_taps() -> None:
     assert tap_shapes(net, ["pool1", "pool2"], torch.zeros(1, 3, 16, 16)) == [(8, 8, 8), (16, 4, 4)]
 
 
-def test_learns_to_tell_two_halves_apart() -> None:
+def test_it_learns_to_separate_two_classes() -> None:
     torch.manual_seed(0)
     labels = torch.arange(64) % 2
     images = 0.5 * torch.randn(64, 1, 16, 16)
@@ -29,6 +29,6 @@ def test_learns_to_tell_two_halves_apart() -> None:
     assert (net(images).argmax(1) == labels).all()
 
 
-def test_too_small_an_image_is_refused_by_name() -> None:
+def test_too_small_images_are_an_error() -> None:
     with pytest.raises(ModelError, match=r"small net was given images of 3x16 pixels; it takes 4x4 or more\."):
         SmallNet(10, height=3)

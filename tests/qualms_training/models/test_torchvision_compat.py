@@ -1,4 +1,4 @@
-"""torchvision imports and works whichever torch stands beside it, or one sentence says what to install."""
+"""torchvision can be imported with a CPU or a CUDA torch; otherwise the error names the extra to install."""
 
 import importlib
 import subprocess
@@ -34,9 +34,7 @@ def test_datasets_transforms_and_models_work_in_a_fresh_interpreter() -> None:
 
 
 @pytest.mark.parametrize("failure", [ModuleNotFoundError("No module named 'torch'"), RuntimeError("Wrong CUDA.\nMore")])
-def test_a_torchvision_that_cannot_be_imported_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch, failure: Exception
-) -> None:
+def test_the_error_for_a_failed_import_names_the_extra(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
     def refuse(name: str, package: Any = None) -> ModuleType:
         raise failure
 

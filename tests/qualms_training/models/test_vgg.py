@@ -1,4 +1,4 @@
-"""VGG16 is the paper's: batch normalisation once a block, two linear layers, 14.9 M weights."""
+"""VGG16 as in the paper: batch normalisation once per block, two linear layers, 14.9 M weights."""
 
 import pytest
 import torch
@@ -31,6 +31,6 @@ def test_other_image_sizes_give_logits() -> None:
         assert VGG16(7, 1, 64, 70)(torch.zeros(2, 1, 64, 70)).shape == (2, 7)
 
 
-def test_too_small_an_image_is_refused_by_name() -> None:
+def test_too_small_images_are_an_error() -> None:
     with pytest.raises(ModelError, match=r"VGG16 was given images of 28x28 pixels; it takes 32x32 or more\."):
         VGG16(10, height=28, width=28)

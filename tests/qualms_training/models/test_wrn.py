@@ -1,4 +1,4 @@
-"""WRN-16-4 is the paper's: 2.8 M weights, dropout, a hidden layer in the head, five taps."""
+"""WRN-16-4 as in the paper: 2.8 M weights, dropout, a hidden layer in the head, five taps."""
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ def test_size_and_taps_are_the_published_ones() -> None:
     assert shapes == [(128, 16, 16), (128, 16, 16), (256, 8, 8), (256, 8, 8), (256, 1, 1)]
 
 
-def test_dropout_acts_in_training_only() -> None:
+def test_dropout_is_active_in_training_only() -> None:
     torch.manual_seed(0)
     net = WideResNet16x4(10)
     images = torch.randn(2, 3, 8, 8)
