@@ -1,4 +1,4 @@
-"""Downloads become npz files whole or not at all; a loopback server of fakes stands in for the publishers."""
+"""Downloads become complete npz files or none; the publishers are replaced by a server on loopback."""
 
 import gc
 import gzip
@@ -32,16 +32,16 @@ LABELS = np.array([3, 0, 9, 3])
 
 
 class Mirror:
-    """Files served over loopback, and what was asked for."""
+    """A server on loopback that records the requested paths."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         mirror = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                mirror.asked.append(self.path)
+                mirror.requested.append(self.path)
                 body = mirror.files.get(self.path)
                 self.send_response(404 if body is None else 200)
                 self.send_header("Content-Length", str(len(body or b"")))
@@ -49,13 +49,13 @@ class Mirror:
                 self.wfile.write(body or b"")
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-                """Stay quiet."""
+                """Print nothing."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self.server.server_address[1]}/sets"
 
     def add(self, path: str, body: bytes) -> str:
-        """Serve a file, and return its checksum."""
+        """Serve a file, and return its MD5 checksum."""
         self.files[f"/sets/{path}"] = body
         return hashlib.md5(body).hexdigest()
 
@@ -100,7 +100,7 @@ def serve_mnist(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, name: str, kind
 @pytest.mark.parametrize(
     ("name", "kind"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST"), ("kmnist", "KMNIST")]
 )
-def test_the_mnist_family_arrives(
+def test_mnist_fashion_mnist_and_kmnist_are_downloaded(
     mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, kind: str
 ) -> None:
     serve_mnist(mirror, monkeypatch, name, kind)
@@ -117,7 +117,7 @@ def test_the_mnist_family_arrives(
         assert train.classes == tuple("0123456789")
 
 
-def test_cifar_arrives(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cifar_is_downloaded(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def batch(part: slice) -> bytes:
         rows = COLOUR[part].transpose(0, 3, 1, 2).reshape(-1, 3072)
         return pickle.dumps({"data": rows, "labels": LABELS[part].tolist()})
@@ -146,9 +146,7 @@ def test_cifar_arrives(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path
     assert test.labels.tolist() == [3]
 
 
-def test_svhn_arrives_as_rows_of_height_width_channel(
-    mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_svhn_is_downloaded_with_channels_last(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     listing = {}
     for split in ("train", "test"):
         stored = tmp_path / "stored.mat"
@@ -167,7 +165,9 @@ def test_svhn_arrives_as_rows_of_height_width_channel(
     np.testing.assert_array_equal(test.labels, LABELS)
 
 
-def test_omniglot_arrives_sorted(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_omniglot_is_downloaded_in_sorted_order(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     sums = {}
     for folder in ("images_background", "images_evaluation"):
         buffer = io.BytesIO()
@@ -185,7 +185,7 @@ def test_omniglot_arrives_sorted(mirror: Mirror, monkeypatch: pytest.MonkeyPatch
     assert np.asarray(test.images)[:, 0, 0].tolist() == [0, 255, 0]
 
 
-def test_the_mirror_may_come_from_the_environment(
+def test_the_mirror_can_be_set_by_environment_variable(
     mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     serve_mnist(mirror, monkeypatch, "mnist", "MNIST")
@@ -194,15 +194,17 @@ def test_the_mirror_may_come_from_the_environment(
     assert len(load("mnist", "train", tmp_path)) == 4
 
 
-def test_what_is_there_is_not_fetched_again(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_existing_files_are_not_downloaded_again(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     serve_mnist(mirror, monkeypatch, "mnist", "MNIST")
     paths = download("mnist", tmp_path, mirror.address)
-    mirror.asked.clear()
+    mirror.requested.clear()
     assert download("mnist", tmp_path, mirror.address) == paths
-    assert mirror.asked == []
+    assert mirror.requested == []
 
 
-def test_the_mirror_does_not_stick_to_torchvision(
+def test_the_mirror_does_not_change_torchvisions_classes(
     mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     source = import_torchvision().datasets.MNIST
@@ -212,16 +214,16 @@ def test_the_mirror_does_not_stick_to_torchvision(
     assert source.mirrors == before
 
 
-def refusal(out: Path, mirror: str) -> str:
-    """What a download that must fail says."""
+def error_message(out: Path, mirror: str) -> str:
+    """The message of a download that must fail."""
     with pytest.raises(DataError) as caught:
         download("mnist", out, mirror)
     return str(caught.value)
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # torchvision leaves a refused reply open
-@pytest.mark.parametrize("fault", ["absent", "wrong checksum", "nobody there", "no address"])
-def test_a_failed_download_is_one_sentence_and_leaves_nothing(
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # torchvision does not close a failed response
+@pytest.mark.parametrize("fault", ["absent", "wrong checksum", "no server", "no URL"])
+def test_a_failed_download_is_one_sentence_and_leaves_no_files(
     mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
 ) -> None:
     serve_mnist(mirror, monkeypatch, "mnist", "MNIST")
@@ -231,8 +233,8 @@ def test_a_failed_download_is_one_sentence_and_leaves_nothing(
     elif fault == "wrong checksum":
         mirror.add("mnist/t10k-labels-idx1-ubyte.gz", idx(LABELS.astype(np.uint8)))
     else:
-        address = {"nobody there": "http://127.0.0.1:1/sets", "no address": "over there"}[fault]
-    message = refusal(tmp_path, address)
+        address = {"no server": "http://127.0.0.1:1/sets", "no URL": "over there"}[fault]
+    message = error_message(tmp_path, address)
     gc.collect()  # while the warning is still ignored
     assert message.startswith(f"Data set 'mnist' could not be downloaded from {address} to {tmp_path}: ")
     assert message.endswith("--mirror or QUALMS_MIRROR.")
@@ -246,7 +248,7 @@ def test_a_folder_that_cannot_be_made_is_named(mirror: Mirror, tmp_path: Path) -
         download("mnist", tmp_path / "file/data", mirror.address)
 
 
-def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_name_lists_the_data_sets(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'imagenet' cannot be downloaded; accepted are mnist, fashion_mnist") as caught:
         download("imagenet", tmp_path)
     assert all(name in str(caught.value) for name in DOWNLOADABLE)

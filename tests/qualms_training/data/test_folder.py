@@ -1,4 +1,4 @@
-"""A folder of class folders: sorted, forgiving of what file managers leave, strict about all else."""
+"""A folder of class folders: sorted by name; files of file managers are ignored, other unexpected files are errors."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_classes_and_files_are_sorted_by_name(pets: Path) -> None:
     assert images.conformed(spec)[:, 0, 0, 0].tolist() == [4, 3, 2, 1]
 
 
-def test_sidecar_and_hidden_files_are_passed_over(pets: Path) -> None:
+def test_hidden_files_and_files_of_file_managers_are_ignored(pets: Path) -> None:
     for name in (
         ".DS_Store",
         "cat/.DS_Store",
@@ -46,7 +46,7 @@ def test_sidecar_and_hidden_files_are_passed_over(pets: Path) -> None:
     assert len(read_folder(pets, "train")) == 4
 
 
-def test_a_folder_a_split_is_used_where_it_exists(pets: Path, tmp_path: Path) -> None:
+def test_a_folder_per_split_is_used_if_it_exists(pets: Path, tmp_path: Path) -> None:
     paint(tmp_path / "both/train/cat/a.png")
     paint(tmp_path / "both/test/cat/b.png")
     paint(tmp_path / "both/test/dog/c.png")
@@ -56,7 +56,7 @@ def test_a_folder_a_split_is_used_where_it_exists(pets: Path, tmp_path: Path) ->
     assert read_folder(pets, "train").classes == ("cat", "dog", "train")
 
 
-def test_a_missing_split_says_what_is_accepted(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_split_names_the_accepted_layouts(tmp_path: Path) -> None:
     paint(tmp_path / "train/cat/a.png")
     with pytest.raises(DataError, match="holds the folder cat; accepted are FOLDER/CLASS/IMAGE and FOLDER/SPLIT"):
         read_folder(tmp_path, "test")
@@ -80,19 +80,19 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["cat/notes.txt", "cat/noextension", "dog/movie.mp4"])
-def test_a_file_that_is_no_image_is_named(pets: Path, name: str) -> None:
+def test_a_file_that_is_not_an_image_is_named(pets: Path, name: str) -> None:
     (pets / name).write_bytes(b"x")
-    with pytest.raises(DataError, match=rf"{name} is not an image by its name; accepted are \.png"):
+    with pytest.raises(DataError, match=rf"{name} does not have the suffix of an image; accepted are \.png"):
         read_folder(pets, "train")
 
 
-def test_an_image_outside_every_class_is_named(pets: Path) -> None:
+def test_an_image_outside_class_folders_is_named(pets: Path) -> None:
     paint(pets / "stray.png")
     with pytest.raises(DataError, match=r"stray\.png belongs to no class"):
         read_folder(pets, "train")
 
 
-def test_a_corrupt_image_among_good_ones_is_named_with_the_reason(pets: Path) -> None:
+def test_the_error_for_a_corrupt_image_names_it_and_the_reason(pets: Path) -> None:
     (pets / "dog/b.png").write_bytes((pets / "dog/b.png").read_bytes()[:40])
     images = read_folder(pets, "train")
     with pytest.raises(DataError, match=r"dog/b\.png is not usable: .*damaged or truncated"):

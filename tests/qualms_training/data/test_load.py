@@ -1,4 +1,4 @@
-"""A name is all that is needed: drawn, from the user's folder, or from the data folder."""
+"""A data set is loaded by name: synthetic, from class folders, or from npz files in the data folder."""
 
 from pathlib import Path
 
@@ -19,18 +19,18 @@ def stored(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_drawn_sets_need_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_synthetic_sets_need_no_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QUALMS_DATA", raising=False)
     assert load("strokes", "test").name == "strokes"
 
 
-def test_a_folder_of_class_folders_is_read_by_its_path(tmp_path: Path) -> None:
+def test_a_folder_of_class_folders_is_read_by_path(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     Image.new("L", (4, 4)).save(tmp_path / "cat/a.png")
     assert load(f"folder:{tmp_path}", "train").classes == ("cat",)
 
 
-def test_npz_files_come_from_the_folder_given_or_from_the_environment(
+def test_npz_files_are_read_from_the_given_folder_or_from_qualms_data(
     stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUALMS_DATA", "/nowhere")
@@ -40,7 +40,9 @@ def test_npz_files_come_from_the_folder_given_or_from_the_environment(
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_no_folder_at_all_says_every_way_to_give_one(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+def test_the_error_without_a_data_folder_lists_every_way_to_give_one(
+    monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
     monkeypatch.delenv("QUALMS_DATA", raising=False)
     if value is not None:
         monkeypatch.setenv("QUALMS_DATA", value)
@@ -57,7 +59,7 @@ def test_no_folder_at_all_says_every_way_to_give_one(monkeypatch: pytest.MonkeyP
         assert part in str(caught.value)
 
 
-def test_a_set_that_cannot_be_downloaded_is_not_advised_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_suggests_a_download_only_for_downloadable_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QUALMS_DATA", raising=False)
     with pytest.raises(DataError, match="folder:PATH") as caught:
         load("tiny_imagenet", "test")
@@ -65,7 +67,7 @@ def test_a_set_that_cannot_be_downloaded_is_not_advised_to_be(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("name", "side"), [("mnist", 28), ("omniglot", 105), ("cifar10", 32)])
-def test_real_sets_conform_to_any_spec(data_dir: Path, name: str, side: int) -> None:
+def test_real_sets_are_preprocessed_to_the_input_spec(data_dir: Path, name: str, side: int) -> None:
     images = load(name, "test", data_dir)
     assert np.asarray(images.images).shape[1:3] == (side, side)
     batch = images.conformed(InputSpec(height=32, width=32), range(20))

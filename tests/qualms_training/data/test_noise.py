@@ -1,4 +1,4 @@
-"""The noises do what they say, to each image its own draw."""
+"""Each noise has its documented effect, with a random draw for each image."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from qualms_training.data.noise import NOISES, apply_noise, blend, blur, contrast, corrupt, mosaic, permutation, shuffle
-from qualms_training.errors import DataError
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -20,7 +19,7 @@ def images() -> NDArray[np.uint8]:
 
 @pytest.mark.parametrize("kind", NOISES)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_noise_keeps_type_and_shape_follows_its_seed_and_leaves_its_input(kind: str, channels: int) -> None:
+def test_noise_keeps_type_and_shape_depends_on_its_seed_and_does_not_change_its_input(kind: str, channels: int) -> None:
     images = rng(9).integers(0, 256, (4, 9, 7, channels), dtype=np.uint8)
     before = images.copy()
     noisy = NOISES[kind](images, rng())
@@ -32,7 +31,7 @@ def test_noise_keeps_type_and_shape_follows_its_seed_and_leaves_its_input(kind: 
 
 
 @pytest.mark.parametrize("kind", ["permutation", "blur", "contrast", "shuffle"])
-def test_every_image_has_its_own_draw(kind: str, images: NDArray[np.uint8]) -> None:
+def test_every_image_has_its_own_random_draw(kind: str, images: NDArray[np.uint8]) -> None:
     noisy = NOISES[kind](np.repeat(images[:1], 5, axis=0), rng())
     assert len({image.tobytes() for image in noisy}) == 5
 
@@ -67,7 +66,7 @@ def test_contrast_is_the_sigmoid_with_a_slope_in_range() -> None:
     assert (np.diff(pushed.reshape(40, 256)) >= 0).all()
 
 
-def test_shuffle_keeps_every_tile_whole() -> None:
+def test_shuffle_moves_whole_tiles() -> None:
     tiles = np.arange(16, dtype=np.uint8)
     image = np.kron(tiles.reshape(4, 4), np.ones((3, 2), np.uint8))[None, ..., None]
     shuffled = shuffle(image, rng())
@@ -77,7 +76,7 @@ def test_shuffle_keeps_every_tile_whole() -> None:
     assert (shuffled != image).any()
 
 
-def test_mosaic_takes_each_quadrant_whole_from_some_image() -> None:
+def test_mosaic_takes_each_quadrant_from_one_image() -> None:
     images = np.broadcast_to(np.arange(40, dtype=np.uint8)[:, None, None, None], (40, 8, 6, 1))
     composed = mosaic(images, rng())
     quadrants = composed[:, ::4, ::3, 0]
@@ -95,20 +94,20 @@ def test_blend_is_the_mean_of_two_images() -> None:
     assert (blended == blended[:, :1, :1]).all()
 
 
-def test_noises_are_applied_in_the_order_given(images: NDArray[np.uint8]) -> None:
+def test_noises_are_applied_in_the_given_order(images: NDArray[np.uint8]) -> None:
     generator = rng()
     expected = permutation(blur(images, generator), generator)
     np.testing.assert_array_equal(apply_noise(images, ["blur", "permutation"], rng()), expected)
     np.testing.assert_array_equal(apply_noise(images, [], rng()), images)
 
 
-def test_corrupt_is_permutation_blur_contrast(images: NDArray[np.uint8]) -> None:
+def test_corrupt_is_permutation_then_blur_then_contrast(images: NDArray[np.uint8]) -> None:
     expected = apply_noise(images, ["permutation", "blur", "contrast"], rng())
     np.testing.assert_array_equal(corrupt(images, rng()), expected)
 
 
-def test_an_unknown_noise_is_named_before_any_work(images: NDArray[np.uint8]) -> None:
+def test_the_error_for_an_unknown_noise_lists_the_accepted_ones(images: NDArray[np.uint8]) -> None:
     with pytest.raises(
-        DataError, match="'fog' is not known; accepted are permutation, blur, contrast, shuffle, mosaic, blend"
+        ValueError, match="'fog' is not known; accepted are permutation, blur, contrast, shuffle, mosaic, blend"
     ):
         apply_noise(images, ["blur", "fog"], rng())

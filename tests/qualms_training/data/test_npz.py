@@ -1,4 +1,4 @@
-"""npz files: what is missing or malformed is named, nothing is unpickled, and writing is all or nothing."""
+"""npz files: errors name what is missing or malformed, nothing is unpickled, and writing is atomic."""
 
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,14 @@ def store(folder: Path, **changes: Any) -> None:
     )
 
 
-def test_a_set_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_written_set_is_read_back_unchanged(tmp_path: Path) -> None:
     images = ImageSet("pets", "test", GOOD["images"], GOOD["labels"], ("cat", "dog"))
     assert write_npz(tmp_path, images) == tmp_path / "pets-test.npz"
     assert read_npz(tmp_path, "pets", "test").digest() == images.digest()
     assert [path.name for path in tmp_path.iterdir()] == ["pets-test.npz"]
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store(tmp_path)
     before = (tmp_path / "pets-test.npz").read_bytes()
 
@@ -44,12 +44,12 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
 
 
-def test_small_integer_labels_are_widened(tmp_path: Path) -> None:
+def test_integer_labels_of_any_type_become_int64(tmp_path: Path) -> None:
     store(tmp_path, labels=GOOD["labels"].astype(np.uint8))
     assert read_npz(tmp_path, "pets", "test").labels.dtype == np.int64
 
 
-def test_a_missing_set_names_folder_file_what_is_there_and_both_ways_to_get_it(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_set_names_folder_file_present_sets_and_download(tmp_path: Path) -> None:
     store(tmp_path)
     with pytest.raises(DataError) as caught:
         read_npz(tmp_path, "mnist", "train")
@@ -64,7 +64,7 @@ def test_a_missing_set_names_folder_file_what_is_there_and_both_ways_to_get_it(t
         assert part in str(caught.value)
 
 
-def test_a_set_that_cannot_be_downloaded_is_not_advised_to_be(tmp_path: Path) -> None:
+def test_the_error_suggests_a_download_only_for_downloadable_sets(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--data or QUALMS_DATA") as caught:
         read_npz(tmp_path, "tiny_imagenet", "test")
     assert "qualms data" not in str(caught.value)
@@ -88,17 +88,19 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         ({"labels": np.array([0, 1])}, "3 images but labels of shape"),
         ({"labels": np.array([0, 1, 2])}, "labels from 0 to 2"),
         ({"images": GOOD["images"][:0], "labels": GOOD["labels"][:0]}, "0 images"),
-        ({"classes": np.array(["cat", "dog"], dtype=object)}, "no npz file of plain arrays"),
+        ({"classes": np.array(["cat", "dog"], dtype=object)}, "not an npz file of plain arrays"),
     ],
 )
-def test_a_malformed_file_is_named_with_what_is_wrong(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_the_error_for_a_malformed_file_names_it_and_the_problem(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     store(tmp_path, **changes)
     with pytest.raises(DataError, match=rf"pets-test\.npz is malformed: .*{message}"):
         read_npz(tmp_path, "pets", "test")
 
 
 @pytest.mark.parametrize("damage", ["text", "empty", "cut", "npy", "flipped"])
-def test_a_file_that_is_no_npz_is_named(tmp_path: Path, damage: str) -> None:
+def test_a_file_that_is_not_an_npz_file_is_named(tmp_path: Path, damage: str) -> None:
     store(tmp_path)
     path = tmp_path / "pets-test.npz"
     whole = path.read_bytes()
@@ -112,7 +114,7 @@ def test_a_file_that_is_no_npz_is_named(tmp_path: Path, damage: str) -> None:
         read_npz(tmp_path, "pets", "test")
 
 
-def test_real_sets_read_whole(data_dir: Path) -> None:
+def test_real_sets_are_read_completely(data_dir: Path) -> None:
     mnist = read_npz(data_dir, "mnist", "test")
     assert np.asarray(mnist.images).shape == (10_000, 28, 28)
     assert mnist.classes == tuple("0123456789")

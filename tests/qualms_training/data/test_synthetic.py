@@ -1,4 +1,4 @@
-"""The drawn sets are repeatable, and hard enough that a small network errs on some of them."""
+"""The synthetic sets are repeatable, and hard enough that a small network makes some errors."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from qualms_training.errors import DataError
 
 
 @pytest.mark.parametrize("drawer", [draw_shapes, draw_textures, draw_strokes])
-def test_the_seed_decides_every_pixel(drawer: Callable[[int, int], ImageSet]) -> None:
+def test_images_depend_on_the_seed_only(drawer: Callable[[int, int], ImageSet]) -> None:
     images = drawer(50, 7)
     assert np.asarray(images.images).shape == (50, SIDE, SIDE, 3)
     assert images.digest() == drawer(50, 7).digest() != drawer(50, 8).digest()
@@ -32,12 +32,12 @@ def test_train_and_test_share_no_image() -> None:
     assert not seen & unseen
 
 
-def test_an_unknown_split_lists_those_there_are() -> None:
+def test_the_error_for_an_unknown_split_lists_the_accepted_ones() -> None:
     with pytest.raises(DataError, match="'textures' has no split 'train'; accepted: test"):
         draw("textures", "train")
 
 
-def test_a_small_network_learns_the_shapes_but_errs_on_some() -> None:
+def test_a_small_network_learns_the_shapes_but_makes_some_errors() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(
         *(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),

@@ -10,7 +10,7 @@ from qualms_training.reporting.compare import compare_runs
 
 
 def shifted(manifest: Manifest, points: float, seed: int) -> Manifest:
-    """The manifest of another seed whose AUROC is `points` higher everywhere."""
+    """The manifest with another seed and every AUROC `points` higher."""
     assert manifest.evaluation is not None
     rows = [row.model_copy(update={"auroc": row.auroc + points}) for row in manifest.evaluation.ood]
     evaluation: Evaluation = manifest.evaluation.model_copy(update={"ood": rows})
@@ -31,7 +31,7 @@ def test_runs_are_paired_by_seed(tiny_bundle: Path, tmp_path: Path, capsys: pyte
     assert "parameters" in capsys.readouterr().out
 
 
-def test_without_a_common_seed_there_is_nothing_to_compare(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_runs_without_a_common_seed_are_an_error(tiny_bundle: Path, tmp_path: Path) -> None:
     bundle = open_bundle(tiny_bundle)
     write_bundle(tmp_path / "other.onnx", bundle.graph, shifted(bundle.manifest, 0.0, 9))
     with pytest.raises(DataError, match="none is in both"):
@@ -43,7 +43,7 @@ def test_a_folder_without_bundles_is_named(tmp_path: Path) -> None:
         compare_runs(tmp_path, tmp_path)
 
 
-def test_a_bundle_that_was_not_evaluated_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_a_bundle_without_evaluation_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
     bundle = open_bundle(tiny_bundle)
     bare = tmp_path / "bare.onnx"
     write_bundle(bare, bundle.graph, bundle.manifest.model_copy(update={"evaluation": None}))

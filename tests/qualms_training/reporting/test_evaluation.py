@@ -1,5 +1,6 @@
-"""Figures of merit against hand-made cases and sklearn, and promises against what the test set made of them."""
+"""Detection metrics against hand-made cases and sklearn; guarantees against rates counted on the test set."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from qualms.bundle.file import open_bundle, write_bundle
 from qualms.bundle.manifest import Evaluation, Golden, GuaranteeResult, Manifest, Operating, Provenance
 from qualms.bundle.scores import DIRICHLET_SCORES, SCORES, as_uncertainty
 from qualms.decisions.calibration import calibrate, reference, trust_grid
 from qualms.decisions.operating_point import OperatingPoint, flag_point, trust_point
 from qualms.images.input_spec import InputSpec
-from qualms_training.reporting.evaluation import all_doubts, detection, evaluate
+from qualms_training.errors import DataError
+from qualms_training.reporting.evaluation import detection, evaluate, evaluate_bundle, uncertainties
 
 CLASSES = 3
 SPECS = {name: SCORES[name] for name in DIRICHLET_SCORES}
@@ -21,7 +24,7 @@ Outputs = dict[str, NDArray[Any]]
 
 
 def graph_outputs(n: int, seed: int, shift: float = 0.0) -> tuple[Outputs, NDArray[np.int64]]:
-    """What a graph might say about n images: the more doubtful, the more often wrong; and the true labels."""
+    """Simulated outputs of a graph for n images, more often wrong where more uncertain, and the true labels."""
     rng = np.random.default_rng(seed)
     hidden = rng.standard_normal(n) + shift
     outputs: Outputs = {
@@ -29,10 +32,10 @@ def graph_outputs(n: int, seed: int, shift: float = 0.0) -> tuple[Outputs, NDArr
     }
     labels = rng.integers(CLASSES, size=n)
     wrong = rng.random(n) < 1 / (1 + np.exp(3 - 2 * hidden))
-    said = np.where(wrong, (labels + 1) % CLASSES, labels)
-    outputs["prediction"] = said
+    prediction = np.where(wrong, (labels + 1) % CLASSES, labels)
+    outputs["prediction"] = prediction
     base = np.full((n, CLASSES), 0.1)
-    base[np.arange(n), said] = 1 + np.exp(-hidden)
+    base[np.arange(n), prediction] = 1 + np.exp(-hidden)
     outputs["base_probabilities"] = (base / base.sum(axis=1, keepdims=True)).astype(np.float32)
     return outputs, labels
 
@@ -63,9 +66,9 @@ def manifest(n: int = 2000, **operating: Any) -> Manifest:
     )
 
 
-def found(strangers: dict[str, Outputs] | None = None, targets: tuple[float, ...] = (0.05, 0.01)) -> Evaluation:
+def evaluated(ood: dict[str, Outputs] | None = None, targets: tuple[float, ...] = (0.05, 0.01)) -> Evaluation:
     outputs, labels = graph_outputs(4000, seed=3)
-    return evaluate(manifest(), "made", labels, outputs, strangers or {}, targets=targets)
+    return evaluate(manifest(), "made", labels, outputs, ood or {}, targets=targets)
 
 
 @pytest.mark.parametrize(
@@ -78,31 +81,30 @@ def found(strangers: dict[str, Outputs] | None = None, targets: tuple[float, ...
     ],
     ids=["apart", "reversed", "tied", "crossed"],
 )
-def test_small_cases_are_what_they_are_by_hand(
+def test_metrics_of_small_cases_computed_by_hand(
     negatives: list[float], positives: list[float], auroc: float, aupr: float, fpr95: float
 ) -> None:
     assert detection(np.array(negatives), np.array(positives)) == pytest.approx((auroc, aupr, fpr95))
 
 
 @pytest.mark.parametrize("decimals", [0, 1, 9])
-def test_auroc_and_aupr_are_sklearns_with_ties_and_without(decimals: int) -> None:
+def test_auroc_and_aupr_agree_with_sklearn_with_and_without_ties(decimals: int) -> None:
     rng = np.random.default_rng(4)
     negatives, positives = rng.normal(0, 1, 300).round(decimals), rng.normal(1, 2, 200).round(decimals)
-    truth, doubts = np.r_[np.zeros(300), np.ones(200)], np.r_[negatives, positives]
+    truth, uncertainty = np.r_[np.zeros(300), np.ones(200)], np.r_[negatives, positives]
     auroc, aupr, _ = detection(negatives, positives)
-    assert auroc == pytest.approx(100 * roc_auc_score(truth, doubts))
-    assert aupr == pytest.approx(100 * average_precision_score(truth, doubts))
+    assert auroc == pytest.approx(100 * roc_auc_score(truth, uncertainty))
+    assert aupr == pytest.approx(100 * average_precision_score(truth, uncertainty))
 
 
 def fpr95_by_definition(negatives: NDArray[Any], positives: NDArray[Any]) -> float:
-    """Over all thresholds that catch 95 % of the positives, the smallest share of negatives caught."""
+    """The smallest false-positive rate of all thresholds with a true-positive rate of at least 95 %."""
     thresholds = np.unique(np.r_[negatives, positives])
-    shares = [(positives >= t).mean() >= 0.95 for t in thresholds]
-    return 100 * min(float((negatives >= t).mean()) for t, good in zip(thresholds, shares, strict=True) if good)
+    return 100 * min(float((negatives >= t).mean()) for t in thresholds if (positives >= t).mean() >= 0.95)
 
 
 @pytest.mark.parametrize("decimals", [0, 1, 9])
-def test_fpr95_is_its_definition_with_ties_and_without(decimals: int) -> None:
+def test_fpr95_agrees_with_its_definition_with_and_without_ties(decimals: int) -> None:
     rng = np.random.default_rng(5)
     for size in (20, 37, 200):
         negatives, positives = rng.normal(0, 1, 50).round(decimals), rng.normal(1, 2, size).round(decimals)
@@ -115,13 +117,12 @@ def test_fpr95_of_a_small_example_is_exact() -> None:
     assert detection(negatives, positives)[2] == pytest.approx(60)
 
 
-def test_fpr95_finds_its_threshold_among_evenly_tied_scores() -> None:
-    """One image of each kind on every value: a straight ROC curve, of which only the ends must not count."""
+def test_fpr95_uses_points_on_straight_parts_of_the_roc_curve() -> None:
     values = np.arange(20.0)
     assert detection(values, values)[2] == pytest.approx(95)
 
 
-def test_in_distribution_against_itself_is_fifty() -> None:
+def test_auroc_of_the_in_distribution_set_against_itself_is_50() -> None:
     outputs, labels = graph_outputs(4000, seed=3)
     other, _ = graph_outputs(4000, seed=6)
     result = evaluate(manifest(), "made", labels, outputs, {"again": other}, targets=[0.05])
@@ -130,10 +131,10 @@ def test_in_distribution_against_itself_is_fifty() -> None:
         assert row.auroc == pytest.approx(50, abs=2), row.score
 
 
-def test_every_score_of_the_bundle_and_the_bases_two_tell_strangers_the_right_way_round() -> None:
+def test_every_score_of_bundle_and_base_is_larger_for_ood_images() -> None:
     far, _ = graph_outputs(1000, seed=7, shift=2.0)
     near, _ = graph_outputs(500, seed=8, shift=1.0)
-    result = found({"far": far, "near": near})
+    result = evaluated({"far": far, "near": near})
     assert [row.data for row in result.ood] == ["far"] * 10 + ["near"] * 10
     assert {row.score for row in result.ood} == {"base_entropy", "base_max_probability", *DIRICHLET_SCORES}
     for row in result.ood:
@@ -141,38 +142,38 @@ def test_every_score_of_the_bundle_and_the_bases_two_tell_strangers_the_right_wa
         assert row.auroc > (85 if row.data == "far" else 70), row.score
 
 
-def test_doubts_of_the_base_are_its_entropy_and_largest_probability() -> None:
+def test_uncertainties_include_entropy_and_largest_probability_of_the_base() -> None:
     outputs, _ = graph_outputs(50, seed=9)
-    outputs["base_probabilities"][0] = [1, 0, 0]  # whose logarithm must not be taken
-    doubts = all_doubts(outputs, manifest(200))
+    outputs["base_probabilities"][0] = [1, 0, 0]  # the logarithm of 0 must not be taken
+    values = uncertainties(outputs, manifest(200))
     base = outputs["base_probabilities"].astype(np.float64)
-    np.testing.assert_allclose(doubts["base_entropy"][1:], -(base * np.log(base + 1e-300)).sum(axis=1)[1:])
-    assert doubts["base_entropy"][0] == 0
-    np.testing.assert_allclose(doubts["base_max_probability"], -base.max(axis=1))
-    np.testing.assert_allclose(doubts["precision"], -outputs["precision"])
-    np.testing.assert_allclose(doubts["entropy"], outputs["entropy"])
+    np.testing.assert_allclose(values["base_entropy"][1:], -(base * np.log(base + 1e-300)).sum(axis=1)[1:])
+    assert values["base_entropy"][0] == 0
+    np.testing.assert_allclose(values["base_max_probability"], -base.max(axis=1))
+    np.testing.assert_allclose(values["precision"], -outputs["precision"])
+    np.testing.assert_allclose(values["entropy"], outputs["entropy"])
 
 
-def test_errors_are_those_of_the_served_predictions() -> None:
+def test_misclassification_uses_the_served_predictions() -> None:
     outputs, labels = graph_outputs(4000, seed=3)
     wrong = outputs["prediction"] != labels
-    rows = {row.score: row for row in found().misclassification}
+    rows = {row.score: row for row in evaluated().misclassification}
     assert set(rows) == {"base_entropy", "base_max_probability", *DIRICHLET_SCORES}
     assert rows["entropy"].auroc == pytest.approx(100 * roc_auc_score(wrong, outputs["entropy"]))
     assert rows["precision"].aupr == pytest.approx(100 * average_precision_score(wrong, -outputs["precision"]))
 
 
-def test_without_errors_there_is_no_misclassification_to_report() -> None:
+def test_misclassification_is_empty_without_errors() -> None:
     outputs, _ = graph_outputs(100, seed=3)
     result = evaluate(manifest(200), "made", outputs["prediction"], outputs, {}, targets=[0.05])
     assert result.misclassification == []
     assert result.accuracy == 100
 
 
-def test_accuracy_before_and_after_and_whether_predictions_are_the_same() -> None:
+def test_accuracy_of_base_and_bundle_and_whether_their_predictions_are_identical() -> None:
     outputs, labels = graph_outputs(4000, seed=3)
     accuracy = 100 * float((outputs["prediction"] == labels).mean())
-    same = found()
+    same = evaluated()
     assert (same.base_accuracy, same.accuracy, same.identical_predictions) == (accuracy, accuracy, True)
     before = outputs["prediction"].copy()
     before[:4] = (labels[:4] + 1) % CLASSES
@@ -183,8 +184,8 @@ def test_accuracy_before_and_after_and_whether_predictions_are_the_same() -> Non
     assert other.base_accuracy == 100 * float((before == labels).mean())
 
 
-def test_promises_are_kept_on_images_the_calibration_has_not_seen() -> None:
-    rows = {(row.promise, row.target): row for row in found().realised}
+def test_guarantees_hold_on_test_images() -> None:
+    rows = {(row.promise, row.target): row for row in evaluated().realised}
     assert set(rows) == {(p, t) for p in ("false_alarm_rate", "selective_risk") for t in (0.05, 0.01)}
     for (_, target), row in rows.items():
         if row.realised is not None:
@@ -197,7 +198,7 @@ def test_promises_are_kept_on_images_the_calibration_has_not_seen() -> None:
     assert 0 < risk.n < 4000
 
 
-def test_realised_rates_are_counted_on_flags_and_on_accepted_predictions() -> None:
+def test_measured_rates_are_counted_on_flags_and_on_accepted_predictions() -> None:
     outputs, labels = graph_outputs(4000, seed=3)
     made = manifest()
     rows = {row.promise: row for row in evaluate(made, "made", labels, outputs, {}, targets=[0.05]).realised}
@@ -209,7 +210,7 @@ def test_realised_rates_are_counted_on_flags_and_on_accepted_predictions() -> No
     assert rows["selective_risk"].n == accepted.sum()
 
 
-def test_a_target_the_calibration_cannot_support_is_reported_as_such() -> None:
+def test_a_target_that_needs_more_calibration_images_is_reported_as_none() -> None:
     outputs, labels = graph_outputs(500, seed=3)
     result = evaluate(manifest(200), "made", labels, outputs, {}, targets=[1e-4])
     assert result.realised == [
@@ -218,7 +219,7 @@ def test_a_target_the_calibration_cannot_support_is_reported_as_such() -> None:
     ]
 
 
-def test_a_base_of_other_classes_has_neither_accuracy_nor_scores() -> None:
+def test_a_base_that_does_not_predict_has_neither_accuracy_nor_scores() -> None:
     outputs, labels = graph_outputs(500, seed=3)
     outputs["base_probabilities"] = np.full((500, 7), 1 / 7, np.float32)
     served = manifest(200).model_copy(update={"prediction": "meta"})
@@ -226,3 +227,40 @@ def test_a_base_of_other_classes_has_neither_accuracy_nor_scores() -> None:
     assert (result.base_accuracy, result.identical_predictions) == (None, None)
     assert result.accuracy == 100 * float((outputs["prediction"] == labels).mean())
     assert {row.score for row in result.ood} == {row.score for row in result.misclassification} == set(DIRICHLET_SCORES)
+
+
+def test_evaluate_bundle_reproduces_the_figures_in_the_manifest(tiny_bundle: Path) -> None:
+    recorded = open_bundle(tiny_bundle).manifest.evaluation
+    assert recorded is not None
+    result = evaluate_bundle(tiny_bundle, None)
+    for row, expected in zip(result.ood, recorded.ood, strict=True):
+        assert (row.data, row.score) == (expected.data, expected.score)
+        assert row.auroc == pytest.approx(expected.auroc, abs=0.01)
+    assert result.accuracy == pytest.approx(recorded.accuracy)
+
+
+def test_evaluate_bundle_takes_other_ood_sets(tiny_bundle: Path) -> None:
+    result = evaluate_bundle(tiny_bundle, None, ["strokes"])
+    assert {row.data for row in result.ood} == {"strokes", "corrupted", "shapes (itself)"}
+
+
+def change_record(path: Path, change: dict[str, Any]) -> None:
+    """Change the data recorded in a bundle's provenance."""
+    bundle = open_bundle(path)
+    origin = bundle.manifest.provenance
+    other = origin.model_copy(update={"data": {**origin.data, **change}})
+    write_bundle(path, bundle.graph, bundle.manifest.model_copy(update={"provenance": other}))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_evaluate_bundle_with_changed_data_is_an_error(split: str, tiny_bundle: Path) -> None:
+    recorded = open_bundle(tiny_bundle).manifest.provenance.data["sha256"]
+    change_record(tiny_bundle, {"sha256": {**recorded, split: "0" * 64}})
+    with pytest.raises(DataError, match=rf"'shapes' \(split '{split}'\) is not the one that the bundle was made with"):
+        evaluate_bundle(tiny_bundle, None)
+
+
+def test_evaluate_bundle_with_other_splits_is_an_error(tiny_bundle: Path) -> None:
+    change_record(tiny_bundle, {"splits": []})
+    with pytest.raises(DataError, match="'shapes' is not split as it was"):
+        evaluate_bundle(tiny_bundle, None)

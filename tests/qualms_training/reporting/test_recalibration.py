@@ -26,7 +26,9 @@ def shapes(tmp_path: Path) -> str:
     return str(write_npz(tmp_path, ImageSet("mine", "calibration", drawn.images, drawn.labels, drawn.classes)))
 
 
-def test_thresholds_follow_the_new_images_and_the_graph_stays(tiny_bundle: Path, shapes: str, tmp_path: Path) -> None:
+def test_thresholds_come_from_the_new_images_and_the_graph_is_unchanged(
+    tiny_bundle: Path, shapes: str, tmp_path: Path
+) -> None:
     before = open_bundle(tiny_bundle)
     after = recalibrate(tiny_bundle, shapes, tmp_path / "new.onnx", target_fpr=0.1)
 
@@ -38,16 +40,18 @@ def test_thresholds_follow_the_new_images_and_the_graph_stays(tiny_bundle: Path,
     assert point.target_fpr == 0.1
     drawn = draw_shapes(600, seed=77)
     values = GraphRunner(after.graph)(drawn.conformed(after.manifest.input))[point.score]
-    assert point.flags(values).sum() == point.k - 1  # strictly beyond the k-th most doubtful of these very images
+    assert point.flags(values).sum() == point.k - 1  # the scores above the k-th largest of these images
 
 
-def test_a_new_name_is_taken_and_otherwise_the_old_one_stays(tiny_bundle: Path, shapes: str, tmp_path: Path) -> None:
+def test_the_name_changes_only_if_a_new_one_is_given(tiny_bundle: Path, shapes: str, tmp_path: Path) -> None:
     old = open_bundle(tiny_bundle).manifest.name
     assert recalibrate(tiny_bundle, shapes, tmp_path / "a.onnx").manifest.name == old
     assert recalibrate(tiny_bundle, shapes, tmp_path / "b.onnx", name="mine").manifest.name == "mine"
 
 
-def test_trust_is_counted_again_on_the_old_grid(tiny_bundle: Path, shapes: str, tmp_path: Path) -> None:
+def test_trust_keeps_its_candidate_thresholds_and_counts_the_new_images(
+    tiny_bundle: Path, shapes: str, tmp_path: Path
+) -> None:
     before = open_bundle(tiny_bundle).manifest
     after = recalibrate(tiny_bundle, shapes, tmp_path / "new.onnx").manifest
     assert np.array_equal(before.calibration.trust.thresholds, after.calibration.trust.thresholds)
@@ -55,7 +59,7 @@ def test_trust_is_counted_again_on_the_old_grid(tiny_bundle: Path, shapes: str, 
     assert before.calibration.trust.accepted != after.calibration.trust.accepted
 
 
-def test_a_folder_of_class_folders_gives_what_the_same_pixels_in_an_npz_give(
+def test_a_folder_and_an_npz_file_with_the_same_pixels_give_the_same_calibration(
     tiny_bundle: Path, shapes: str, tmp_path: Path
 ) -> None:
     drawn = draw_shapes(600, seed=77)
@@ -66,22 +70,22 @@ def test_a_folder_of_class_folders_gives_what_the_same_pixels_in_an_npz_give(
         Image.fromarray(pixels).save(folder / f"{index:04}.png")
     from_npz = recalibrate(tiny_bundle, shapes, tmp_path / "a.onnx").manifest.calibration
     from_folder = recalibrate(tiny_bundle, str(root), tmp_path / "b.onnx").manifest.calibration
-    # Batches are composed differently, so the last bits of a float32 may differ.
+    # The order of the images differs, and so do the batches and the last bits of the scores.
     for name, values in from_npz.scores.items():
         np.testing.assert_allclose(from_folder.scores[name], values, rtol=1e-4, atol=1e-6)
 
 
-def test_a_class_the_model_does_not_know_is_named_and_nothing_is_written(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_an_unknown_class_is_named_and_nothing_is_written(tiny_bundle: Path, tmp_path: Path) -> None:
     drawn = draw_shapes(400, seed=1)
-    strange = ImageSet("mine", "x", drawn.images, drawn.labels, ("disc", "square", "cross", "zebra"))
-    data = write_npz(tmp_path, strange)
+    images = ImageSet("mine", "x", drawn.images, drawn.labels, ("disc", "square", "cross", "zebra"))
+    data = write_npz(tmp_path, images)
     out = tmp_path / "out" / "new.onnx"
     with pytest.raises(DataError, match="zebra"):
         recalibrate(tiny_bundle, str(data), out)
     assert not out.parent.exists()
 
 
-def test_a_target_that_too_few_images_cannot_support_leaves_the_file_alone(tiny_bundle: Path, shapes: str) -> None:
+def test_a_target_that_needs_more_images_is_an_error_and_the_file_is_unchanged(tiny_bundle: Path, shapes: str) -> None:
     digest = hashlib.sha256(tiny_bundle.read_bytes()).hexdigest()
     with pytest.raises(OperatingPointError, match="2,995"):
         recalibrate(tiny_bundle, shapes, tiny_bundle, target_fpr=0.001)
@@ -90,20 +94,24 @@ def test_a_target_that_too_few_images_cannot_support_leaves_the_file_alone(tiny_
 
 @pytest.mark.parametrize("target", ["target_fpr", "target_risk"])
 @pytest.mark.parametrize("value", [0.0, 2.0])
-def test_a_target_that_is_no_rate_is_one_sentence(tiny_bundle: Path, shapes: str, target: str, value: float) -> None:
-    with pytest.raises(OperatingPointError, match=f"not possible: {target}: .*(greater|less) than") as caught:
+def test_a_target_outside_0_to_1_is_an_error_of_one_sentence(
+    tiny_bundle: Path, shapes: str, target: str, value: float
+) -> None:
+    with pytest.raises(OperatingPointError, match=f"not valid: {target}: .*(greater|less) than") as caught:
         recalibrate(tiny_bundle, shapes, tiny_bundle, **{target: value})  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
-def test_images_the_model_was_trained_on_are_refused(tiny_bundle: Path, tmp_path: Path) -> None:
-    seen = write_npz(tmp_path, replace(load("shapes", "train"), name="mine"))
-    with pytest.raises(DataError, match=r"'mine' .*is what tiny was trained on, so thresholds from it would be void"):
-        recalibrate(tiny_bundle, str(seen), tmp_path / "new.onnx")
+def test_calibration_on_the_training_set_is_an_error(tiny_bundle: Path, tmp_path: Path) -> None:
+    data = write_npz(tmp_path, replace(load("shapes", "train"), name="mine"))
+    with pytest.raises(
+        DataError, match=r"'mine' .*is the training set of tiny, so thresholds from it would be invalid"
+    ):
+        recalibrate(tiny_bundle, str(data), tmp_path / "new.onnx")
     assert not (tmp_path / "new.onnx").exists()
 
 
-def test_it_runs_where_torch_is_not_installed(tiny_bundle: Path, shapes: str, tmp_path: Path) -> None:
+def test_recalibration_works_without_torch_scipy_and_sklearn(tiny_bundle: Path, shapes: str, tmp_path: Path) -> None:
     blocked = "import sys; sys.modules.update(dict.fromkeys(['torch', 'sklearn', 'scipy', 'onnx', 'matplotlib']))"
     code = f"{blocked}; from qualms.cli import main; main()"
     arguments = ["calibrate", str(tiny_bundle), shapes, "--out", str(tmp_path / "new.onnx")]

@@ -1,4 +1,4 @@
-"""Tables say what the evaluations say, seed by seed, with the paper's figure beside ours where it has one."""
+"""Tables of evaluations over seeds, with the paper's figures; console output and plots."""
 
 import io
 from pathlib import Path
@@ -19,8 +19,8 @@ from qualms_training.reporting.report import (
     accuracy_line,
     all_grids,
     error_grid,
+    guarantee_grid,
     ood_grid,
-    promise_grid,
     to_markdown,
     to_rich,
 )
@@ -49,12 +49,12 @@ def evaluation(shift: float = 0.0, *, same: bool = True, supported: bool = True)
     )
 
 
-def test_a_cell_shows_mean_spread_and_the_papers_figure() -> None:
+def test_a_cell_has_mean_standard_deviation_and_the_papers_figure() -> None:
     assert str(Cell(91.26, 0.44, 3, Figure(95.8, 0.8))) == "91.3 ± 0.4 (95.8)"
     assert str(Cell(91.26, 0.0, 1, None)) == "91.3"
 
 
-def test_the_ood_table_is_scores_by_sets_over_seeds() -> None:
+def test_the_ood_table_has_scores_as_rows_and_sets_as_columns() -> None:
     grid = ood_grid([evaluation(0), evaluation(2)], "auroc", None)
     assert grid.title == "OOD detection, AUROC in %, fair protocol, mean ± std of 2 seeds"
     assert grid.columns == ["kmnist", "mnist (itself)"]
@@ -64,34 +64,35 @@ def test_the_ood_table_is_scores_by_sets_over_seeds() -> None:
     ]
 
 
-def test_the_papers_figures_stand_beside_ours_where_it_has_any() -> None:
+def test_the_papers_figures_are_beside_ours() -> None:
     grid = ood_grid([evaluation()], "auroc", "MNIST")
     assert grid.title.endswith("(the paper's figure)")
     assert dict(grid.rows)["base_entropy"] == ["95.0 (95.8)", "50.0"]
     assert dict(ood_grid([evaluation()], "fpr95", "MNIST").rows)["base_entropy"] == ["5.0", "50.0"]
 
 
-def test_misclassification_and_promises_have_tables_of_their_own() -> None:
+def test_the_tables_of_misclassification_and_of_guarantees() -> None:
     runs = [evaluation(0), evaluation(1, supported=False)]
     assert dict(error_grid(runs, None).rows)["entropy"] == ["90.5 ± 0.5", "40.0 ± 0.0"]
-    promises = dict(promise_grid(runs).rows)
-    assert promises["false alarm rate ≤ 5"] == ["4.50, worst 5.00", "100.0", "2 of 2"]
-    assert promises["selective risk ≤ 1"] == ["0.20, worst 0.20", "37.5", "1 of 2"]
+    guarantees = dict(guarantee_grid(runs).rows)
+    assert guarantees["false alarm rate ≤ 5"] == ["4.50, worst 5.00", "100.0", "2 of 2"]
+    assert guarantees["selective risk ≤ 1"] == ["0.20, worst 0.20", "37.5", "1 of 2"]
 
 
-def test_a_promise_no_seed_could_make_is_said_to_be_refused() -> None:
-    promises = dict(promise_grid([evaluation(supported=False)]).rows)
-    assert promises["selective risk ≤ 1"] == ["refused: no threshold could be shown to keep it", "0.0", "0 of 1"]
+def test_a_target_that_no_seed_supports_is_reported_as_not_supported() -> None:
+    guarantees = dict(guarantee_grid([evaluation(supported=False)]).rows)
+    cells = ["not supported: no threshold meets the target with confidence", "0.0", "0 of 1"]
+    assert guarantees["selective risk ≤ 1"] == cells
 
 
-def test_without_errors_in_some_seed_there_is_no_table_of_errors() -> None:
+def test_there_is_no_misclassification_table_if_a_seed_has_no_errors() -> None:
     perfect = evaluation().model_copy(update={"misclassification": []})
     assert len(all_grids([evaluation()], None)) == 5
     assert len(all_grids([evaluation(), perfect], None)) == 4
 
 
 @pytest.mark.parametrize(("same", "words"), [(True, "identical predictions"), (False, "predictions differ")])
-def test_accuracy_before_and_after_is_one_sentence(same: bool, words: str) -> None:
+def test_the_accuracies_of_base_and_bundle_are_one_sentence(same: bool, words: str) -> None:
     line = accuracy_line([evaluation(0), evaluation(1, same=same)])
     assert line == f"Test accuracy: base alone 98.50 %, bundle 98.50 % ({words})."
 
@@ -99,19 +100,19 @@ def test_accuracy_before_and_after_is_one_sentence(same: bool, words: str) -> No
 GRID = Grid("A title", ["left", "right"], [("first", ["1.0", "2.0"]), ("second", ["3.0", "4.0"])])
 
 
-def test_markdown_has_one_row_a_line_and_as_many_cells_in_each() -> None:
+def test_markdown_has_one_line_per_row() -> None:
     lines = to_markdown(GRID).splitlines()
     assert lines[0] == "### A title"
     assert lines[2:] == ["| |left|right|", "|---|---:|---:|", "| first | 1.0 | 2.0 |", "| second | 3.0 | 4.0 |"]
 
 
-def test_the_terminal_shows_the_same_cells() -> None:
+def test_the_terminal_table_has_the_same_cells() -> None:
     console = Console(file=io.StringIO(), width=100)
     console.print(to_rich(GRID))
     assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
+    output = console.file.getvalue()
     for text in ("A title", "left", "right", "first", "second", "1.0", "2.0", "3.0", "4.0"):
-        assert text in shown
+        assert text in output
 
 
 @pytest.mark.parametrize(
@@ -123,13 +124,13 @@ def test_the_terminal_shows_the_same_cells() -> None:
         ("CIFAR100", "precision", "tiny_imagenet", "AUPR", Figure(83.3, 4.6)),
     ],
 )
-def test_published_figures_are_found_by_our_names(
+def test_published_figures_can_be_looked_up_by_our_names(
     paper_id: str, score: str, data: str, metric: str, figure: Figure
 ) -> None:
     assert ood_figure(paper_id, score, data, metric) == figure
 
 
-def test_what_the_paper_does_not_report_is_none() -> None:
+def test_figures_that_the_paper_does_not_report_are_none() -> None:
     assert ood_figure(None, "entropy", "svhn", "AUROC") is None
     assert ood_figure("MNIST", "entropy", "svhn", "AUROC") is None
     assert ood_figure("MNIST", "log_precision", "kmnist", "AUROC") is None
@@ -139,7 +140,7 @@ def test_what_the_paper_does_not_report_is_none() -> None:
 
 
 @pytest.mark.parametrize("paper_id", ["MNIST", "CIFAR10", "CIFAR100"])
-def test_every_score_of_the_paper_is_there_for_every_set_it_has(paper_id: str) -> None:
+def test_every_score_of_the_paper_has_figures_for_every_set(paper_id: str) -> None:
     scores = ("entropy", "max_probability", "mutual_information", "differential_entropy", "precision")
     sets = ("omniglot", "kmnist") if paper_id == "MNIST" else ("svhn", "tiny_imagenet")
     for score in scores:
@@ -152,7 +153,7 @@ def test_every_score_of_the_paper_is_there_for_every_set_it_has(paper_id: str) -
         assert error is None or 50 < error.mean <= 100
 
 
-def test_notes_stay_on_one_line_and_brackets_in_a_path_are_not_markup() -> None:
+def test_notes_are_not_wrapped_and_bars_print_nothing_without_a_terminal() -> None:
     console = Console(file=io.StringIO(), width=40)
     display = Display(console)
     display.note("[bold]wrote[/bold] " + "x" * 100)
@@ -164,7 +165,7 @@ def test_notes_stay_on_one_line_and_brackets_in_a_path_are_not_markup() -> None:
     assert console.file.getvalue() == f"wrote {'x' * 100}\n"
 
 
-def test_a_bar_on_a_terminal_shows_its_title_as_it_is() -> None:
+def test_brackets_in_the_title_of_a_bar_are_not_markup() -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=True)
     with Display(console).bar("reading folder:/a[/b]", 3) as advance:
         advance(2)
@@ -172,19 +173,19 @@ def test_a_bar_on_a_terminal_shows_its_title_as_it_is() -> None:
     assert "folder:/a[/b]" in console.file.getvalue()
 
 
-def test_plots_are_drawn_for_every_score_even_one_without_spread(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_plots_are_written_for_every_score_including_a_constant_one(tiny_bundle: Path, tmp_path: Path) -> None:
     manifest = open_bundle(tiny_bundle).manifest
     rng = np.random.default_rng(0)
-    known = {name: rng.random(50).astype(np.float32) for name in manifest.scores}
-    strange = {name: rng.random(50).astype(np.float32) for name in manifest.scores}
-    known["entropy"] = strange["entropy"] = np.ones(50, np.float32)
-    save_plots(tmp_path / "plots", manifest, known, {"far": strange})
+    outputs = {name: rng.random(50).astype(np.float32) for name in manifest.scores}
+    ood = {name: rng.random(50).astype(np.float32) for name in manifest.scores}
+    outputs["entropy"] = ood["entropy"] = np.ones(50, np.float32)
+    save_plots(tmp_path / "plots", manifest, outputs, {"far": ood})
     assert {path.stem for path in (tmp_path / "plots").iterdir()} == set(manifest.scores)
-    with Image.open(tmp_path / "plots" / "entropy.png") as picture:
-        picture.load()
-        assert picture.width > 500
+    with Image.open(tmp_path / "plots" / "entropy.png") as image:
+        image.load()
+        assert image.width > 500
 
 
-def test_a_base_that_does_not_predict_is_not_compared_with() -> None:
-    found = evaluation().model_copy(update={"base_accuracy": None, "identical_predictions": None})
-    assert accuracy_line([found]) == "Test accuracy: 98.50 %, of the meta-model; the base's classes are not the data's."
+def test_the_accuracy_of_a_base_that_does_not_predict_is_not_reported() -> None:
+    result = evaluation().model_copy(update={"base_accuracy": None, "identical_predictions": None})
+    assert accuracy_line([result]) == "Test accuracy: meta-model 98.50 %; the base's classes are not the data's."
