@@ -89,9 +89,9 @@ def by_torch(exported: Exported, images: NDArray[np.uint8]) -> dict[str, Tensor]
 @pytest.mark.parametrize("n", [1, 5, 40])
 def test_onnx_runtime_agrees_with_torch_for_every_batch_size(exported: Exported, n: int) -> None:
     outputs = GraphRunner(exported.data)(exported.images[:n])
-    for name, want in by_torch(exported, exported.images[:n]).items():
-        assert outputs[name].shape == tuple(want.shape)
-        np.testing.assert_allclose(outputs[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
+    for name, expected in by_torch(exported, exported.images[:n]).items():
+        assert outputs[name].shape == tuple(expected.shape)
+        np.testing.assert_allclose(outputs[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_outputs_have_the_documented_names_types_and_shapes(exported: Exported) -> None:
