@@ -139,6 +139,14 @@ def test_every_linked_file_exists(page: str) -> None:
         assert ((ROOT / page).parent / target).exists(), target
 
 
+def test_every_module_that_contributing_names_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    folders = (ROOT, ROOT / "service" / "qualms", ROOT / "training" / "qualms_training")
+    named = set(re.findall(r"`([\w./]+(?:\.py|/))`", text))
+    assert len(named) > 50
+    assert [name for name in sorted(named) if not any((folder / name).exists() for folder in folders)] == []
+
+
 def test_the_settings_table_lists_every_variable_with_its_default() -> None:
     rows = re.findall(r"^\| `(QUALMS_\w+)` \| (?:`(.*)`)? ?\| (.*) \|$", PAGES["service/README.md"], re.MULTILINE)
     expected = [(*variable.partition("=")[::2], description) for variable, description in variables()]
