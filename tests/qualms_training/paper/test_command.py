@@ -1,4 +1,4 @@
-"""What is wrong with an order is said before anything is run."""
+"""`qualms tables` reports invalid settings and paths before any method is run."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from qualms_training.paper.definition import Benchmark, load_benchmark
 from qualms_training.paper.runner import Run
 
 
-def order(out: Path, display: Display, benchmark: Benchmark | None = None) -> None:
+def run_tables(out: Path, display: Display, benchmark: Benchmark | None = None) -> None:
     make_tables(
         benchmark or load_benchmark("tiny"),
         out=out,
@@ -26,8 +26,8 @@ def order(out: Path, display: Display, benchmark: Benchmark | None = None) -> No
 
 
 @pytest.fixture
-def never(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing may be run."""
+def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail if a method is run."""
 
     def fail(*_: Any) -> None:
         raise AssertionError
@@ -35,17 +35,17 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Run, "run", fail)
 
 
-@pytest.mark.usefixtures("never")
-def test_a_wrong_setting_of_any_method_is_said_before_the_first_is_run(tmp_path: Path, display: Display) -> None:
+@pytest.mark.usefixtures("no_run")
+def test_an_invalid_setting_is_reported_before_the_first_method_is_run(tmp_path: Path, display: Display) -> None:
     tiny = load_benchmark("tiny")
     benchmark = tiny.model_copy(update={"methods": {**tiny.methods, "mahalanobis": {"where": "penultimat"}}})
     with pytest.raises(RecipeError, match="'tiny': setting 'where' of method 'mahalanobis' is 'penultimat'; it should"):
-        order(tmp_path / "out", display, benchmark)
+        run_tables(tmp_path / "out", display, benchmark)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.usefixtures("never")
-def test_a_place_that_is_no_folder_is_a_sentence(tmp_path: Path, display: Display) -> None:
+@pytest.mark.usefixtures("no_run")
+def test_an_output_path_that_cannot_be_a_folder_is_reported(tmp_path: Path, display: Display) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(QualmsError, match=r"Folder .*file/x cannot be written to: Not a directory\."):
-        order(tmp_path / "file" / "x", display)
+        run_tables(tmp_path / "file" / "x", display)

@@ -1,4 +1,4 @@
-"""A benchmark is a small file, and what is wrong in it is said by name."""
+"""Benchmarks are loaded from TOML files, and errors name the invalid key."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ GOOD = 'name = "x"\ndescription = "."\nrecipes = ["tiny"]\ncolumns = ["textures"
 
 
 @pytest.mark.parametrize("name", available())
-def test_every_benchmark_of_the_package_is_usable(name: str) -> None:
+def test_every_benchmark_of_the_package_loads(name: str) -> None:
     benchmark = load_benchmark(name)
     assert benchmark.name == name
     assert [load_recipe(recipe).name for recipe in benchmark.recipes] == benchmark.recipes
@@ -25,11 +25,11 @@ def load_text(text: str, folder: Path) -> Benchmark:
     return load_benchmark(str(folder / "own.toml"))
 
 
-def test_a_file_by_path(tmp_path: Path) -> None:
+def test_a_benchmark_can_be_loaded_by_path(tmp_path: Path) -> None:
     assert load_text(GOOD, tmp_path).columns == ["textures"]
 
 
-def test_one_protocol_may_be_enough(tmp_path: Path) -> None:
+def test_a_benchmark_can_be_limited_to_one_protocol(tmp_path: Path) -> None:
     benchmark = load_text(GOOD, tmp_path)
     assert benchmark.protocols == ["fair", "as-published"]
     assert benchmark.under("fair").protocols == ["fair"]
@@ -37,7 +37,7 @@ def test_one_protocol_may_be_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (GOOD + "colums = []\n", "colums"),
         ("name = ", "not valid TOML"),
@@ -47,12 +47,12 @@ def test_one_protocol_may_be_enough(tmp_path: Path) -> None:
         (GOOD + 'protocols = ["wild"]\n', r"protocols\.0: Input should be 'fair' or 'as-published'"),
     ],
 )
-def test_what_is_wrong_is_named(text: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=said):
+def test_an_invalid_benchmark_is_rejected_with_the_key(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=message):
         load_text(text, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["nothing", "nothing.toml"])
-def test_a_benchmark_that_is_not_there_is_one_sentence(name: str) -> None:
+def test_a_missing_benchmark_is_reported_in_one_sentence(name: str) -> None:
     with pytest.raises(RecipeError, match=r"nothing.*\.$"):
         load_benchmark(name)

@@ -1,4 +1,4 @@
-"""What a method says it has seen is what it asks for."""
+"""`seen_noise` of a method names exactly the noisy copies that `fit` uses."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -7,76 +7,80 @@ import pytest
 
 from qualms_training.data.noise import NOISES
 from qualms_training.paper.definition import load_benchmark
-from qualms_training.paper.material import Frozen, Pictures, Shown, View
-from qualms_training.paper.method import PostHoc
+from qualms_training.paper.inputs import BaseOutputs, ImageInputs, Images, PostHocInputs
+from qualms_training.paper.method import PostHocMethod
 from qualms_training.paper.registry import METHODS
 
 CHAINS = [["blur"], ["permutation", "contrast"]]
 SETTINGS = {"fine-tune": {"epochs": 1}, "fine-tune-meta": {"epochs": 1}, **load_benchmark("tiny").methods}
-EACH = {(kind,) for kind in NOISES}
+EVERY_NOISE = {(kind,) for kind in NOISES}
 
 
-class Watched(list[View]):
-    """Noisy copies that tell who looks at them."""
+class RecordingList(list[BaseOutputs]):
+    """Noisy copies that record when they are used."""
 
-    def __init__(self, views: list[View], looked: set[str]) -> None:
-        super().__init__(views)
-        self.looked = looked
+    def __init__(self, copies: list[BaseOutputs], used: set[str]) -> None:
+        super().__init__(copies)
+        self.used = used
 
-    def __iter__(self) -> Iterator[View]:
-        self.looked.add("recipe's")
+    def __iter__(self) -> Iterator[BaseOutputs]:
+        self.used.add("chains of the recipe")
         return super().__iter__()
 
 
-def watched(frozen: Frozen, looked: set[str]) -> Frozen:
-    def each() -> dict[str, View]:
-        looked.add("each")
-        return frozen.fit_noise()
+def recording(inputs: PostHocInputs, used: set[str]) -> PostHocInputs:
+    def noisy_fit() -> dict[str, BaseOutputs]:
+        used.add("every noise")
+        return inputs.noisy_fit()
 
-    return replace(frozen, noisy=Watched(frozen.noisy, looked), fit_noise=each)
+    return replace(inputs, noisy_validation=RecordingList(inputs.noisy_validation, used), noisy_fit=noisy_fit)
 
 
-def watched_pictures(pictures: Pictures, looked: set[str]) -> Pictures:
-    def outliers() -> list[Shown]:
-        looked.add("recipe's")
-        return pictures.outliers()
+def recording_images(inputs: ImageInputs, used: set[str]) -> ImageInputs:
+    def outliers() -> list[Images]:
+        used.add("chains of the recipe")
+        return inputs.outliers()
 
-    return replace(pictures, outliers=outliers)
+    return replace(inputs, outliers=outliers)
 
 
 @pytest.mark.parametrize("key", METHODS)
-def test_the_noise_that_a_method_names_is_the_noise_that_it_asks_for(
-    key: str, freeze: Callable[..., Frozen], picture: Callable[..., Pictures]
+def test_seen_noise_is_the_noise_that_fit_uses(
+    key: str, make_post_hoc_inputs: Callable[..., PostHocInputs], make_image_inputs: Callable[..., ImageInputs]
 ) -> None:
-    method, looked = METHODS[key].build(key, SETTINGS.get(key, {}), "mine"), set[str]()
-    if isinstance(method, PostHoc):
-        frozen = freeze(meta__stop_noise=CHAINS)
-        method.fit(watched(frozen, looked))
-        recipe, scores = frozen.recipe, list(method.score(frozen.validation.view).scores)
+    method, used = METHODS[key].build(key, SETTINGS.get(key, {}), "mine"), set[str]()
+    if isinstance(method, PostHocMethod):
+        inputs = make_post_hoc_inputs(meta__stop_noise=CHAINS)
+        method.fit(recording(inputs, used))
+        recipe, scores = inputs.recipe, list(method.score(inputs.validation.outputs).scores)
     else:
-        pictures = picture(n=100, meta__stop_noise=CHAINS)
-        method.fit(watched_pictures(pictures, looked))
-        recipe, scores = pictures.recipe, list(method.score(pictures.validation.shown).scores)
-    named = {tuple(chain) for score in scores for chain in method.seen_noise(recipe, score)}
-    asked = {tuple(chain) for chain in CHAINS} if "recipe's" in looked else set()
-    assert named == asked | (EACH if "each" in looked else set())
+        images = make_image_inputs(n=100, meta__stop_noise=CHAINS)
+        method.fit(recording_images(images, used))
+        recipe, scores = images.recipe, list(method.score(images.validation.images).scores)
+    seen = {tuple(chain) for score in scores for chain in method.seen_noise(recipe, score)}
+    expected = {tuple(chain) for chain in CHAINS} if "chains of the recipe" in used else set()
+    assert seen == expected | (EVERY_NOISE if "every noise" in used else set())
 
 
-def test_what_errors_stop_has_seen_no_noise(freeze: Callable[..., Frozen]) -> None:
-    by_errors = freeze(meta__stop_task="misclassification").recipe
+def test_methods_that_are_stopped_by_errors_have_seen_no_noise(
+    make_post_hoc_inputs: Callable[..., PostHocInputs],
+) -> None:
+    by_errors = make_post_hoc_inputs(meta__stop_task="misclassification").recipe
     for key in ("ours-pooled", "linear-meta", "cross-ent", "last-layer"):
         assert METHODS[key].build(key, {}, "mine").seen_noise(by_errors, "entropy") == []
 
 
-def test_evidence_by_density_is_set_without_noise_and_its_fused_score_is_not(freeze: Callable[..., Frozen]) -> None:
-    frozen, other = freeze(), freeze()
+def test_noise_changes_the_fused_score_but_not_evidence_from_density(
+    make_post_hoc_inputs: Callable[..., PostHocInputs],
+) -> None:
+    inputs, other = make_post_hoc_inputs(), make_post_hoc_inputs()
     fits = [METHODS["density-evidence"].build("density-evidence", {}, "mine") for _ in range(2)]
-    clean = dict.fromkeys(NOISES, frozen.validation.view)
+    clean = dict.fromkeys(NOISES, inputs.validation.outputs)
     verdicts = []
-    for method, given in zip(fits, (frozen, replace(other, fit_noise=lambda: clean)), strict=True):
-        assert isinstance(method, PostHoc)
-        method.fit(given)
-        verdicts.append(method.score(frozen.validation.view).scores)
+    for method, used in zip(fits, (inputs, replace(other, noisy_fit=lambda: clean)), strict=True):
+        assert isinstance(method, PostHocMethod)
+        method.fit(used)
+        verdicts.append(method.score(inputs.validation.outputs).scores)
     unchanged = {score for score in verdicts[0] if (verdicts[0][score] == verdicts[1][score]).all()}
-    assert {score for score in verdicts[0] if not fits[0].seen_noise(frozen.recipe, score)} == unchanged
+    assert {score for score in verdicts[0] if not fits[0].seen_noise(inputs.recipe, score)} == unchanged
     assert set(verdicts[0]) - unchanged == {"fused"}

@@ -1,4 +1,4 @@
-"""The registry has every system of the paper's tables, and its names are the paper's."""
+"""The registry has every method of the paper's tables, and methods check their settings."""
 
 import csv
 import json
@@ -9,34 +9,30 @@ from typing import Any
 import pytest
 
 from qualms_training.errors import RecipeError
-from qualms_training.paper.method import OnImages, PostHoc
-from qualms_training.paper.registry import METHODS, SHORT, methods_for
+from qualms_training.paper.method import ImageMethod, PostHocMethod
+from qualms_training.paper.registry import METHODS, PAPER_SCORE_NAMES, methods_for
 
 
 def test_every_row_of_the_papers_tables_has_a_method() -> None:
-    text = (resources.files("qualms_training") / "paper_figures.csv").read_text(encoding="utf-8")
+    text = (resources.files("qualms_training.paper") / "published.csv").read_text(encoding="utf-8")
     rows = list(csv.DictReader(text.splitlines()))
     ours = {(task, name) for entry in METHODS.values() for task, name in entry.paper.items()}
     assert {(row["task"], row["method"]) for row in rows} == ours
-    assert {row["score"] for row in rows} - {""} == set(SHORT.values())
+    assert {row["score"] for row in rows} - {""} == set(PAPER_SCORE_NAMES.values())
 
 
-def test_transfer_has_the_methods_that_predict_on_a_base_of_other_classes() -> None:
+def test_transfer_has_only_methods_that_learn_the_classes_of_the_data_and_the_control() -> None:
     assert list(methods_for(transfer=True)) == ["fine-tune", "fine-tune-meta", "ours-pooled", "pixels"]
     others = methods_for(transfer=False)
     assert set(METHODS) - set(others) == {"fine-tune", "fine-tune-meta"}
 
 
 @pytest.mark.parametrize("key", METHODS)
-def test_a_method_can_be_built_or_says_why_not(key: str) -> None:
-    entry = METHODS[key]
-    if entry.make is None:
-        assert entry.reason
-    else:
-        assert isinstance(entry.build(key, {}, "mine"), PostHoc | OnImages)
+def test_every_method_can_be_built_with_its_defaults(key: str) -> None:
+    assert isinstance(METHODS[key].build(key, {}, "mine"), PostHocMethod | ImageMethod)
 
 
-def test_a_setting_that_a_method_does_not_have_is_named() -> None:
+def test_an_unknown_setting_is_rejected_by_name() -> None:
     with pytest.raises(RecipeError, match="'mine': method 'knn' has no setting 'kk'; accepted are k"):
         METHODS["knn"].build("knn", {"kk": 3}, "mine")
     assert vars(METHODS["knn"].build("knn", {"k": 3}, "mine")) == {"k": 3}
@@ -60,20 +56,20 @@ def test_a_setting_that_a_method_does_not_have_is_named() -> None:
         ("fused", "evidence", "both", "'meta' or 'density'"),
     ],
 )
-def test_a_value_that_a_setting_does_not_take_is_named(key: str, name: str, value: Any, accepted: str) -> None:
+def test_an_invalid_value_is_rejected_with_the_accepted_ones(key: str, name: str, value: Any, accepted: str) -> None:
     with pytest.raises(RecipeError) as caught:
         METHODS[key].build(key, {name: value}, "mine")
-    said = f"Benchmark 'mine': setting {name!r} of method {key!r} is {value!r}; it should be {accepted}."
-    assert str(caught.value) == said
+    message = f"Benchmark 'mine': setting {name!r} of method {key!r} is {value!r}; it should be {accepted}."
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("key", METHODS)
-def test_a_methods_own_values_are_such_as_a_benchmark_may_set(key: str) -> None:
-    own = asdict(METHODS[key].build(key, {}, "mine"))
-    given = {name: value for name, value in own.items() if value is not None}
-    assert asdict(METHODS[key].build(key, given, "mine")) == own
+def test_the_defaults_of_a_method_are_valid_settings(key: str) -> None:
+    defaults = asdict(METHODS[key].build(key, {}, "mine"))
+    given = {name: value for name, value in defaults.items() if value is not None}
+    assert asdict(METHODS[key].build(key, given, "mine")) == defaults
 
 
-def test_a_value_stays_as_it_was_given_so_that_results_stay_valid() -> None:
+def test_a_setting_is_not_converted_so_that_saved_results_stay_valid() -> None:
     built = asdict(METHODS["aloe"].build("aloe", {"lr": 1}, "mine"))
     assert json.dumps(built["lr"]) == "1"

@@ -1,10 +1,9 @@
-"""A benchmark runs once: its figures are the pipeline's own, and what has been done is not done again."""
+"""A benchmark gives the same figures as a training run, and saved results are not computed copy_of_done."""
 
 import csv
 import io
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,18 @@ from qualms_training.console import Display
 from qualms_training.errors import RecipeError
 from qualms_training.paper.command import make_tables
 from qualms_training.paper.definition import Benchmark, load_benchmark
-from qualms_training.paper.output import Document
+from qualms_training.paper.document import Document
+from qualms_training.paper.inputs import InputBuilder
 from qualms_training.paper.protocol import Protocol
 from qualms_training.paper.registry import METHODS as REGISTRY
 from qualms_training.paper.runner import Job, Result, Run
-from qualms_training.paper.subject import Subject
 
 METHODS = ("base", "ours", "ours-pooled", "energy", "vim", "pixels")
 CPU = torch.device("cpu")
 
 
 def tables(out: Path, *only: str, benchmark: Benchmark | None = None, seeds: int = 1) -> tuple[Document, str]:
-    said = io.StringIO()
+    printed = io.StringIO()
     document = make_tables(
         benchmark or load_benchmark("tiny"),
         out=out,
@@ -39,9 +38,9 @@ def tables(out: Path, *only: str, benchmark: Benchmark | None = None, seeds: int
         device=CPU,
         seeds=seeds,
         only=only or METHODS,
-        display=Display(Console(file=said, width=250)),
+        display=Display(Console(file=printed, width=250)),
     )
-    return document, said.getvalue()
+    return document, printed.getvalue()
 
 
 def result(out: Path, key: str, protocol: Protocol = Protocol.fair) -> Result:
@@ -54,7 +53,7 @@ def times(out: Path) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def done(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished benchmark on the base of the tiny run; read it, do not write to it."""
+    """A finished benchmark on the base of the tiny run; tests must not write to it."""
     out = tmp_path_factory.mktemp("benchmark")
     shutil.copytree(tiny_run / "cache" / "bases", out / "cache" / "bases")
     tables(out)
@@ -62,13 +61,13 @@ def done(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def again(done: Path, tmp_path: Path) -> Iterator[Path]:
-    """A copy of it that a test may do anything to."""
-    yield Path(shutil.copytree(done, tmp_path / "copy"))
+def copy_of_done(done: Path, tmp_path: Path) -> Path:
+    """A copy of the finished benchmark that a test may change."""
+    return Path(shutil.copytree(done, tmp_path / "copy"))
 
 
-def test_the_meta_model_is_the_one_that_the_recipe_trains(done: Path, tiny_run: Path) -> None:
-    """Our figures through PyTorch against those of the exported bundle in ONNX Runtime."""
+def test_figures_of_the_meta_model_and_the_base_agree_with_the_training_run(done: Path, tiny_run: Path) -> None:
+    """Compares figures from PyTorch with those of the exported bundle in ONNX Runtime."""
     measured = result(done, "ours-pooled").measured
     assert measured
     evaluation = json.loads((tiny_run / "seed-0" / "evaluation.json").read_text())
@@ -86,16 +85,16 @@ def test_the_meta_model_is_the_one_that_the_recipe_trains(done: Path, tiny_run: 
             assert base.ood[row["data"]]["entropy"].auroc == pytest.approx(row["auroc"], abs=0.05)
 
 
-def test_in_distribution_against_itself_is_fifty_for_every_method_under_the_fair_protocol(done: Path) -> None:
+def test_auroc_of_the_set_against_itself_is_fifty_under_the_fair_protocol(done: Path) -> None:
     for key in ("base", "ours-pooled", "energy", "vim", "pixels"):
         measured = result(done, key).measured
         assert measured
-        for score, found in measured.ood["shapes (itself)"].items():
-            assert found.auroc == pytest.approx(50, abs=4), (key, score)
+        for score, detection in measured.ood["shapes (itself)"].items():
+            assert detection.auroc == pytest.approx(50, abs=4), (key, score)
 
 
-def test_the_published_protocol_differs_where_its_normalisation_does(done: Path) -> None:
-    """The tiny recipe normalises by 0.5 as the published path of strangers does, so that noise alone differs."""
+def test_the_published_protocol_changes_only_sets_that_it_normalises_differently(done: Path) -> None:
+    """The tiny recipe normalises with 0.5, as the published protocol does for OOD images, so only noise differs."""
     fair, published = (result(done, "base", protocol).measured for protocol in Protocol)
     assert fair
     assert published
@@ -103,7 +102,7 @@ def test_the_published_protocol_differs_where_its_normalisation_does(done: Path)
     assert fair.ood["corrupted"] != published.ood["corrupted"]
 
 
-def test_everything_is_written_and_nothing_left_out(done: Path) -> None:
+def test_documents_are_written_with_command_and_reasons(done: Path) -> None:
     text = (done / "tiny.md").read_text()
     assert "Made by `qualms tables tiny --seeds 1 --out DIR --cache DIR`." in text
     assert "Column nothing: not available" in text
@@ -113,14 +112,14 @@ def test_everything_is_written_and_nothing_left_out(done: Path) -> None:
     assert "</html>" in (done / "tiny.html").read_text()
 
 
-def test_noise_that_rows_have_seen_is_marked_and_explained_in_every_file(done: Path) -> None:
+def test_seen_noise_is_marked_and_explained_in_every_file(done: Path) -> None:
     text, page = (
         (done / "tiny.md").read_text(),
         (done / "tiny.html").read_text().replace("<code>", "`").replace("</code>", "`"),
     )
-    for said in (text, page):
-        assert "† marks figures on noise that the row has seen" in said
-        assert "permutation + blur + contrast by `ours-pooled`." in said
+    for document in (text, page):
+        assert "† marks figures on noise that the row has seen" in document
+        assert "permutation + blur + contrast by `ours-pooled`." in document
     rows = list(csv.DictReader((done / "tiny.csv").read_text().splitlines()))
     seen = {(row["method"], row["column"]) for row in rows if row["seen_noise"] == "1" and row["table"] == "ood"}
     assert seen == {("Ours, pooled form", "corrupted")}
@@ -130,72 +129,75 @@ def test_noise_that_rows_have_seen_is_marked_and_explained_in_every_file(done: P
     assert line.count("†") == 1
 
 
-def test_a_second_run_does_nothing(again: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: Any) -> None:
+def test_a_second_run_uses_all_saved_results(copy_of_done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
         raise AssertionError
 
-    before = times(again)
-    monkeypatch.setattr(Subject, "frozen", never)
-    monkeypatch.setattr(Subject, "pictures", never)
-    _, said = tables(again)
-    assert f"{len(before)} of {len(before)} results are there" in said
-    assert times(again) == before
+    before = times(copy_of_done)
+    monkeypatch.setattr(InputBuilder, "post_hoc_inputs", fail)
+    monkeypatch.setattr(InputBuilder, "image_inputs", fail)
+    _, printed = tables(copy_of_done)
+    assert f"{len(before)} of {len(before)} results exist" in printed
+    assert times(copy_of_done) == before
     assert len(before) == 2 * len(METHODS)
 
 
-def test_another_setting_or_a_damaged_file_is_run_again_and_nothing_else(again: Path) -> None:
-    before = times(again)
-    damaged = Job("base", 0, Protocol.fair).file(again)
+def test_only_jobs_with_a_damaged_result_or_changed_settings_are_run_again(copy_of_done: Path) -> None:
+    before = times(copy_of_done)
+    damaged = Job("base", 0, Protocol.fair).file(copy_of_done)
     damaged.write_text("{")
-    tables(again, "base", "energy")
-    changed = {name for name, time in times(again).items() if time != before[name]}
+    tables(copy_of_done, "base", "energy")
+    changed = {name for name, time in times(copy_of_done).items() if time != before[name]}
     assert changed == {"results/fair/base/seed-0.json"}
     document = load_benchmark("tiny").model_dump()
     document["methods"]["ours-pooled"] = {"share": 0.5}
-    tables(again, benchmark=Benchmark.model_validate(document))
-    changed = {name for name, time in times(again).items() if time != before[name]} - changed
+    tables(copy_of_done, benchmark=Benchmark.model_validate(document))
+    changed = {name for name, time in times(copy_of_done).items() if time != before[name]} - changed
     assert changed == {f"results/{protocol}/ours-pooled/seed-0.json" for protocol in Protocol}
 
 
-def test_one_base_serves_every_seed(again: Path) -> None:
+def test_with_one_base_all_seeds_use_the_same_base(copy_of_done: Path) -> None:
     benchmark = load_benchmark("tiny").model_copy(update={"one_base": True})
-    document, _ = tables(again, "base", "ours-pooled", benchmark=benchmark, seeds=2)
-    assert any("this base alone" in paragraph for paragraph in document.head)
-    bases = list((again / "cache" / "bases").glob("*.pt"))
+    document, _ = tables(copy_of_done, "base", "ours-pooled", benchmark=benchmark, seeds=2)
+    assert any("best for this base only" in paragraph for paragraph in document.head)
+    bases = list((copy_of_done / "cache" / "bases").glob("*.pt"))
     assert len(bases) == 1
     base, ours = (
-        [Result.model_validate_json(Job(key, seed, Protocol.fair).file(again).read_text()).measured for seed in (0, 1)]
+        [
+            Result.model_validate_json(Job(key, seed, Protocol.fair).file(copy_of_done).read_text()).measured
+            for seed in (0, 1)
+        ]
         for key in ("base", "ours-pooled")
     )
     assert base[0] == base[1]
     assert ours[0] != ours[1]
 
 
-def test_whole_networks_are_trained_once_but_where_protocols_show_other_outliers(again: Path) -> None:
+def test_whole_networks_are_trained_once_unless_protocols_have_different_outliers(copy_of_done: Path) -> None:
     keys = [key for key, entry in REGISTRY.items() if entry.whole_network]
-    document, _ = tables(again, *keys)
+    document, _ = tables(copy_of_done, *keys)
     assert not any(note.startswith(("MC Dropout", "Be-Bayesian", "PostNet", "ALOE")) for note in document.notes)
     for key in keys:
-        files = list((again / "networks" / key / "seed-0").iterdir())
+        files = list((copy_of_done / "networks" / key / "seed-0").iterdir())
         assert len(files) == (2 if key == "aloe" else 1)
-        assert all(result(again, key, protocol).measured for protocol in Protocol)
+        assert all(result(copy_of_done, key, protocol).measured for protocol in Protocol)
 
 
-def test_a_method_that_does_not_exist_is_named(tmp_path: Path) -> None:
+def test_an_unknown_method_is_reported_by_name(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no method 'magic' to run; accepted are base,"):
         tables(tmp_path, "magic")
 
 
-def test_recipes_of_one_benchmark_must_share_their_base(tmp_path: Path, display: Display) -> None:
+def test_recipes_of_one_benchmark_must_share_a_base(tmp_path: Path, display: Display) -> None:
     benchmark = load_benchmark("tiny").model_copy(update={"recipes": ["tiny", "mnist-lenet"]})
-    with pytest.raises(RecipeError, match="'tiny' and 'mnist-lenet', which must agree"):
+    with pytest.raises(RecipeError, match="'tiny' and 'mnist-lenet', which must have the same"):
         _ = Run(benchmark, tmp_path, tmp_path, None, CPU, display).recipes
 
 
-def test_the_command_line_runs_it(again: Path) -> None:
+def test_the_command_line_runs_a_benchmark(copy_of_done: Path) -> None:
     app = typer.Typer()
     cli.register(app)
-    said = CliRunner().invoke(app, ["tables", "tiny", "--out", str(again), "--seeds", "1", "--only", "base"])
-    assert said.exit_code == 0, said.output
-    assert "2 of 2 results are there" in said.output
-    assert "Base Model" in said.output
+    result = CliRunner().invoke(app, ["tables", "tiny", "--out", str(copy_of_done), "--seeds", "1", "--only", "base"])
+    assert result.exit_code == 0, result.output
+    assert "2 of 2 results exist" in result.output
+    assert "Base Model" in result.output

@@ -1,18 +1,17 @@
-"""Tables leave nothing out: what has no result says so, and the paper's figures stand where they belong."""
+"""Tables have a cell for every method and set, with the paper's figure, also if there is no result."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from qualms_training.data.noise import apply_noise, corrupt
-from qualms_training.paper.cells import Row, Table
-from qualms_training.paper.measure import Detection, Measured
+from qualms_training.data.noise import CORRUPTION, apply_noise, corrupt
+from qualms_training.paper.detection import Detection, Measurements
+from qualms_training.paper.document import Row, Table
 from qualms_training.paper.registry import methods_for
 from qualms_training.paper.runner import Result
 from qualms_training.paper.tables import (
-    CORRUPTION,
-    Source,
+    ProtocolResults,
     ablation_table,
     all_tables,
     cost_table,
@@ -29,35 +28,35 @@ def detections(value: float, *scores: str) -> dict[str, Detection]:
 
 
 def result(value: float, *scores: str) -> Result:
-    found = detections(value, *scores)
+    far = detections(value, *scores)
     return Result(
-        mark="m",
-        measured=Measured(
+        fingerprint="m",
+        measured=Measurements(
             error_rate=2.0,
             base_error_rate=1.0,
             ood={
-                "svhn": found,
+                "svhn": far,
                 "tiny_imagenet": detections(value - 4, *scores),
                 "cifar10 (itself)": detections(50, *scores),
             },
-            own_errors=found,
+            own_errors=far,
             base_errors=detections(value - 2, *scores),
         ),
         fit_seconds=2.0,
         score_seconds=1.0,
         images=1000,
-        kept=7,
+        stored_numbers=7,
     )
 
 
 @pytest.fixture
-def source() -> Source:
-    return Source(
+def results() -> ProtocolResults:
+    return ProtocolResults(
         {
             "base": {seed: result(90 + seed, "entropy", "max_probability") for seed in range(2)},
             "lula": {0: result(95, "entropy", "max_probability")},
             "ten-percent": {0: result(80, "mutual_information")},
-            "whitebox": {0: Result(mark="m", reason="the base makes no errors")},
+            "whitebox": {0: Result(fingerprint="m", reason="the base makes no errors")},
             "pixels": {0: result(99, "pixel_maximum")},
         },
         columns=["svhn", "lsun", "tiny_imagenet"],
@@ -69,16 +68,16 @@ def source() -> Source:
 
 
 def row(table: Table, title: str) -> Row:
-    (found,) = [row for row in table.rows if row.title == title]
-    return found
+    (match,) = [row for row in table.rows if row.title == title]
+    return match
 
 
 def texts(table: Table, title: str) -> list[str]:
     return [str(cell) for cell in row(table, title).cells]
 
 
-def test_ours_stand_beside_the_papers_with_mean_and_worst(source: Source) -> None:
-    table = ood_table(source, "auroc")
+def test_ood_table_has_our_figures_the_papers_and_mean_and_worst(results: ProtocolResults) -> None:
+    table = ood_table(results, "auroc")
     assert table.columns == ["svhn", "lsun", "tiny_imagenet", "mean", "worst", "cifar10 (itself)"]
     assert texts(table, "Base Model · Ent") == [
         "90.5 ± 0.5 (86.4)",
@@ -90,30 +89,30 @@ def test_ours_stand_beside_the_papers_with_mean_and_worst(source: Source) -> Non
     ]
 
 
-def test_a_figure_without_a_score_stands_beside_the_score_it_means(source: Source) -> None:
-    table = ood_table(source, "auroc")
+def test_a_published_figure_without_a_score_is_printed_with_the_entrys_paper_score(results: ProtocolResults) -> None:
+    table = ood_table(results, "auroc")
     assert texts(table, "LULA · MaxP")[0] == "95.0 ● (97.1)"
     assert texts(table, "LULA · Ent")[0] == "95.0 ●"
 
 
-def test_every_method_of_the_registry_has_a_row_in_some_table(source: Source) -> None:
-    for tables in (all_tables(source), all_tables(Source({}, ["svhn"], [], "x", None, {}))):
+def test_every_method_of_the_registry_has_a_row_in_some_table(results: ProtocolResults) -> None:
+    for tables in (all_tables(results), all_tables(ProtocolResults({}, ["svhn"], [], "x", None, {}))):
         titles = {row.method for table in tables for row in table.rows}
         assert titles == {entry.title for entry in methods_for(transfer=False).values()}
 
 
-def test_a_method_that_was_not_run_says_so_beside_the_papers_figure(source: Source) -> None:
-    assert texts(ood_table(source, "auroc"), "PostNet · Prec")[0] == "not run (93.7)"
-    said = reasons(source)
-    assert "PostNet: not run: left out of this run by --only." in said
-    assert "Whitebox: not run: the base makes no errors." in said
-    assert "KNN: not run: too long." in said
-    assert "Column lsun: not available: there are no data for it." in said
-    assert not any(line.startswith(("Base Model", "LULA")) for line in said)
+def test_a_method_without_results_is_not_run_and_has_the_papers_figure_and_a_reason(results: ProtocolResults) -> None:
+    assert texts(ood_table(results, "auroc"), "PostNet · Prec")[0] == "not run (93.7)"
+    sentences = reasons(results)
+    assert "PostNet: not run: left out of this run by --only." in sentences
+    assert "Whitebox: not run: the base makes no errors." in sentences
+    assert "KNN: not run: too long." in sentences
+    assert "Column lsun: not available: there are no data for it." in sentences
+    assert not any(line.startswith(("Base Model", "LULA")) for line in sentences)
 
 
-def test_the_worst_false_alarm_rate_is_the_largest(source: Source) -> None:
-    assert texts(ood_table(source, "fpr95"), "LULA · MaxP") == [
+def test_the_worst_fpr95_is_the_largest(results: ProtocolResults) -> None:
+    assert texts(ood_table(results, "fpr95"), "LULA · MaxP") == [
         "5.0 ●",
         "not available",
         "9.0 ●",
@@ -123,43 +122,47 @@ def test_the_worst_false_alarm_rate_is_the_largest(source: Source) -> None:
     ]
 
 
-def test_ablations_have_the_papers_figures_by_its_other_name_of_a_set(source: Source) -> None:
-    assert texts(ablation_table(source), "10 % data · MI")[:3] == ["80.0 (99.9)", "not available (95.4)", "76.0 (97.2)"]
+def test_ablations_use_the_papers_other_name_of_tiny_imagenet(results: ProtocolResults) -> None:
+    assert texts(ablation_table(results), "10 % data · MI")[:3] == [
+        "80.0 (99.9)",
+        "not available (95.4)",
+        "76.0 (97.2)",
+    ]
 
 
-def test_errors_are_the_methods_own_or_the_bases(source: Source) -> None:
-    own, bases = error_table(source, own=True), error_table(source, own=False)
+def test_error_tables_are_about_the_methods_own_errors_or_the_bases(results: ProtocolResults) -> None:
+    own, bases = error_table(results, own=True), error_table(results, own=False)
     assert texts(own, "LULA · MaxP") == ["2.00", "95.0 ● (94.5)", "94.0 (47.3)", "5.0 ●"]
     assert texts(bases, "LULA · MaxP") == ["1.00", "93.0 ●", "92.0 ●", "7.0 ●"]
 
 
-def test_nobody_is_best_by_a_figure_that_rises_with_its_own_error_rate(source: Source) -> None:
-    own, bases = error_table(source, own=True), error_table(source, own=False)
-    at = own.columns.index("AUPR")
-    assert not any(row.cells[at].best for row in own.rows)
-    assert own.note == "AUPR has no ●: it rises with the error rate, which is not the same for all methods."
-    assert any(row.cells[at].best for row in bases.rows)
+def test_aupr_of_own_errors_is_not_rated(results: ProtocolResults) -> None:
+    own, bases = error_table(results, own=True), error_table(results, own=False)
+    position = own.columns.index("AUPR")
+    assert not any(row.cells[position].best for row in own.rows)
+    assert own.note == "AUPR has no ● because it rises with the error rate, which differs between methods."
+    assert any(row.cells[position].best for row in bases.rows)
     assert bases.note == ""
 
 
-def test_corrupted_is_made_by_the_noises_that_rows_are_asked_about() -> None:
+def test_the_corrupted_set_is_made_with_the_noises_of_corruption() -> None:
     images = np.random.default_rng(0).integers(256, size=(4, 8, 8, 3), dtype=np.uint8)
     made = apply_noise(images, CORRUPTION, np.random.default_rng(1))
     assert np.array_equal(made, corrupt(images, np.random.default_rng(1)))
 
 
 def with_corrupted(value: float, *scores: str) -> Result:
-    found = result(value, *scores)
-    assert found.measured
-    ood = {**found.measured.ood, "corrupted": detections(value + 3, *scores)}
+    made = result(value, *scores)
+    assert made.measured
+    ood = {**made.measured.ood, "corrupted": detections(value + 3, *scores)}
     noise = {kind: detections(value, *scores) for kind in ("blur", "blend", "errors")}
-    return found.model_copy(update={"measured": found.measured.model_copy(update={"ood": ood, "noise": noise})})
+    return made.model_copy(update={"measured": made.measured.model_copy(update={"ood": ood, "noise": noise})})
 
 
 @pytest.fixture
-def noisy() -> Source:
-    """LULA was shown blurred images, of density-evidence the fused score."""
-    return Source(
+def noisy() -> ProtocolResults:
+    """Results in which LULA and the fused score of density-evidence have seen blurred images."""
+    return ProtocolResults(
         {
             "base": {0: with_corrupted(90, "entropy")},
             "lula": {0: with_corrupted(95, "entropy")},
@@ -171,53 +174,54 @@ def noisy() -> Source:
         itself="cifar10 (itself)",
         paper_id=None,
         not_run={},
-        seen={
+        seen_noise={
             ("lula", "entropy"): [["mosaic"], ["shuffle", "blur"]],
             ("density-evidence", "fused"): [["blur"], ["blend"]],
         },
     )
 
 
-def test_a_row_that_has_seen_a_noise_of_corrupted_is_marked_there_and_not_rated(noisy: Source) -> None:
+def test_rows_that_have_seen_a_noise_of_corrupted_are_marked_and_not_rated(noisy: ProtocolResults) -> None:
     table = ood_table(noisy, "auroc")
-    at = table.columns.index("corrupted")
-    run = [row for row in table.rows if row.cells[at].values]
-    assert {row.title: str(row.cells[at]) for row in run} == {
+    position = table.columns.index("corrupted")
+    run = [row for row in table.rows if row.cells[position].values]
+    assert {row.title: str(row.cells[position]) for row in run} == {
         "Base Model · Ent": "93.0",
         "LULA · Ent": "98.0 †",
         "Evidence by density · fused": "96.0 †",
         "Evidence by density · Ent": "96.0 ●",
         "KNN · distance": "95.0",
     }
-    assert not any(cell.seen for row in table.rows for cell in (*row.cells[:at], *row.cells[at + 1 :]))
+    others = [cell for row in table.rows for index, cell in enumerate(row.cells) if index != position]
+    assert not any(cell.seen_noise for cell in others)
 
 
-def test_a_row_without_figures_has_no_mark_of_noise(noisy: Source) -> None:
-    table = ood_table(replace(noisy, seen={("postnet", "precision"): [["blur"]]}), "auroc")
-    assert not any(cell.seen for row in table.rows for cell in row.cells)
+def test_a_row_without_results_has_no_mark_of_seen_noise(noisy: ProtocolResults) -> None:
+    table = ood_table(replace(noisy, seen_noise={("postnet", "precision"): [["blur"]]}), "auroc")
+    assert not any(cell.seen_noise for row in table.rows for cell in row.cells)
 
 
-def test_a_mean_without_noise_stands_beside_the_mean_of_all(noisy: Source) -> None:
+def test_there_is_a_mean_without_the_corrupted_set(noisy: ProtocolResults) -> None:
     table = ood_table(noisy, "auroc")
     assert table.columns[4:] == ["mean", "worst", "mean of images", "cifar10 (itself)"]
     assert texts(table, "LULA · Ent")[4:] == ["94.7 ●", "91.0 ●", "93.0 ●", "50.0"]
     assert texts(ood_table(noisy, "fpr95"), "LULA · Ent")[6] == "7.0 ●"
 
 
-def test_a_kind_of_noise_is_marked_where_it_was_seen_alone_or_in_a_chain(noisy: Source) -> None:
+def test_noise_columns_are_marked_if_the_noise_was_seen_alone_or_in_a_chain(noisy: ProtocolResults) -> None:
     table = noise_table(noisy)
     assert table.columns == ["blur", "blend", "errors", "mean", "worst", "merit"]
     assert texts(table, "LULA · Ent")[:4] == ["95.0 †", "95.0 ●", "95.0 ●", "95.0 ●"]
     assert texts(table, "Evidence by density · fused")[:3] == ["93.0 †", "93.0 †", "93.0"]
 
 
-def test_cost_is_time_and_numbers_kept(source: Source) -> None:
-    assert texts(cost_table(source), "LULA") == ["2.0", "1,000.0", "7"]
+def test_cost_table_has_times_and_stored_numbers(results: ProtocolResults) -> None:
+    assert texts(cost_table(results), "LULA") == ["2.0", "1,000.0", "7"]
 
 
 @pytest.fixture
-def transfer() -> Source:
-    return Source(
+def transfer() -> ProtocolResults:
+    return ProtocolResults(
         {
             "ours-pooled": {seed: result(90 + seed, "mutual_information", "precision") for seed in range(2)},
             "pixels": {0: result(99, "pixel_maximum")},
@@ -232,7 +236,7 @@ def transfer() -> Source:
     )
 
 
-def test_transfer_has_accuracy_and_every_set_and_the_papers_sets_that_we_lack(transfer: Source) -> None:
+def test_transfer_table_has_accuracy_every_set_and_the_papers_sets_without_data(transfer: ProtocolResults) -> None:
     (table,) = all_tables(transfer)
     assert table.columns == [
         "accuracy",
@@ -251,11 +255,11 @@ def test_transfer_has_accuracy_and_every_set_and_the_papers_sets_that_we_lack(tr
     assert texts(table, "Ours, pooled form · Prec")[:2] == ["98.0 ± 0.0 ●", "not available"]
 
 
-def test_a_control_has_no_accuracy(transfer: Source) -> None:
+def test_the_control_has_no_accuracy(transfer: ProtocolResults) -> None:
     assert texts(transfer_table(transfer), "Pixels alone · pixel maximum")[0] == "–"
 
 
-def test_what_transfer_lacks_is_said_and_what_it_cannot_have_is_not(transfer: Source) -> None:
+def test_reasons_of_transfer_name_only_methods_of_transfer_and_missing_columns(transfer: ProtocolResults) -> None:
     assert reasons(transfer) == [
         "FineTune: not run: left out of this run by --only.",
         "CrossEnt: not run: left out of this run by --only.",

@@ -1,6 +1,16 @@
-"""The one interface of all methods: `fit` learns, `score` says class and doubt.
+"""The interface of all methods: `fit` learns from training data, `score` returns classes and uncertainty scores.
 
-A method is a dataclass whose fields are its hyper-parameters; a benchmark's file may set them by name.
+To add a method to the tables:
+
+1. Write a dataclass that derives from `PostHocMethod` (it uses the outputs of the frozen base) or `ImageMethod` (it uses
+   images), in `methods/post_hoc/`, `methods/trained_heads/` or `methods/whole_network/`. Its fields are its
+   hyper-parameters. Each field needs a type that pydantic can check and a default; the file of a benchmark can set other
+   values in `[methods.<key>]`.
+2. Implement `fit` and `score`. `score` returns one array per score; every score becomes a row of the tables. If a score is
+   learned from noisy images, or early stopping uses them, override `seen_noise`: the tables mark such rows.
+3. Add an entry to `METHODS` in `registry.py`.
+
+`methods/post_hoc/energy.py` is the shortest example.
 """
 
 from abc import ABC, abstractmethod
@@ -12,59 +22,63 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qualms_training.errors import QualmsError
-from qualms_training.paper.material import Frozen, Pictures, Shown, View
+from qualms_training.paper.inputs import BaseOutputs, ImageInputs, Images, PostHocInputs
 from qualms_training.recipe import Recipe
 
-Chains = Sequence[Sequence[str]]
-"""kinds of noisy copies, each by the noises that make it, one after the other"""
+NoiseChains = Sequence[Sequence[str]]
+"""kinds of noisy copies; each is the list of noises that are applied one after the other"""
 
 
 class NotApplicableError(QualmsError):
-    """A method cannot work on this base or these data; the table gives the message as the reason."""
+    """The method cannot be applied to this base or these data; the tables give the message as the reason."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a method says about N images."""
+    """A method's output for N images."""
 
     predictions: NDArray[np.int64]
-    """(N,)"""
+    """predicted classes, (N,)"""
     scores: dict[str, NDArray[Any]]
-    """(N,) each; larger is more doubtful, whatever the score's usual direction"""
+    """uncertainty scores by name, (N,) each; larger means more uncertain, so confidence scores are negated"""
 
 
-class Learner:
-    """What all methods have in common."""
-
-    def seen_noise(self, recipe: Recipe, score: str) -> Chains:
-        """The noisy copies that a score is learned from or stopped by: none, unless a method says otherwise."""
+class _Method:
+    def seen_noise(self, recipe: Recipe, score: str) -> NoiseChains:
+        """The noisy copies that a score is learned from, or that early stopping uses; none by default."""
         return []
 
 
 @dataclass
-class PostHoc(Learner, ABC):
-    """A method that sees one pass of a frozen base, and no image."""
+class PostHocMethod(_Method, ABC):
+    """A method that uses the outputs of a frozen base and no images."""
 
     @abstractmethod
-    def fit(self, frozen: Frozen) -> int:
-        """Learn; return how many numbers are kept beside the base's own."""
+    def fit(self, inputs: PostHocInputs) -> int:
+        """Learn from the inputs; return how many numbers the method stores in addition to the base.
+
+        Raises NotApplicableError if the method cannot be applied.
+        """
 
     @abstractmethod
-    def score(self, view: View) -> Verdict:
-        """Class and doubts of N images."""
+    def score(self, outputs: BaseOutputs) -> Verdict:
+        """Classes and uncertainty scores of N images."""
 
 
 @dataclass
-class OnImages(Learner, ABC):
-    """A method that sees images: one that trains a whole network, or a control."""
+class ImageMethod(_Method, ABC):
+    """A method that uses images: one that trains a whole network, or a control."""
 
     @abstractmethod
-    def fit(self, pictures: Pictures) -> int:
-        """Train, resuming from `pictures.folder`; return how many weights that makes."""
+    def fit(self, inputs: ImageInputs) -> int:
+        """Train, resuming from checkpoints in `inputs.folder`; return the number of weights.
+
+        Raises NotApplicableError if the method cannot be applied.
+        """
 
     @abstractmethod
-    def score(self, shown: Shown) -> Verdict:
-        """Class and doubts of N images."""
+    def score(self, images: Images) -> Verdict:
+        """Classes and uncertainty scores of N images."""
 
 
-Method = PostHoc | OnImages
+Method = PostHocMethod | ImageMethod

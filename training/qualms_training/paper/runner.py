@@ -1,4 +1,4 @@
-"""Run a benchmark: every method, seed and protocol once, each result a file of its own, so that runs resume."""
+"""Run a benchmark: every method with every seed under every protocol. Each result is saved, so that runs resume."""
 
 import shutil
 import time
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.markup import escape
 
 from qualms_training.console import Display
@@ -19,32 +19,32 @@ from qualms_training.data.prepare import CORRUPTED, itself, itself_half, ood_set
 from qualms_training.errors import DataError, RecipeError
 from qualms_training.files import fingerprint, save_json
 from qualms_training.paper.definition import Benchmark
-from qualms_training.paper.measure import Detections, Measured, measure, measure_noise
-from qualms_training.paper.method import Chains, Method, NotApplicableError, PostHoc, Verdict
+from qualms_training.paper.detection import Detections, Measurements, measure, measure_noise
+from qualms_training.paper.inputs import InputBuilder
+from qualms_training.paper.method import Method, NoiseChains, NotApplicableError, PostHocMethod, Verdict
 from qualms_training.paper.protocol import Protocol
 from qualms_training.paper.registry import METHODS, Entry, methods_for
-from qualms_training.paper.subject import Subject
 from qualms_training.recipe import Recipe, load_recipe
 from qualms_training.stages import base
 from qualms_training.stages.context import RunContext
 
 
 class Result(BaseModel):
-    """The file of one method, seed and protocol."""
+    """Result of one method with one seed under one protocol, as saved in its file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True, serialize_by_alias=True)
 
-    mark: str
-    """fingerprint of all that decides the result"""
+    fingerprint: str = Field(alias="mark")
+    """digest of everything that determines the result"""
     reason: str | None = None
-    """why there is none"""
-    measured: Measured | None = None
+    """reason why there are no measurements"""
+    measured: Measurements | None = None
     fit_seconds: float = 0.0
     score_seconds: float = 0.0
     images: int = 0
-    """scored in that time"""
-    kept: int = 0
-    """numbers kept beside the frozen base, or weights of a network of its own"""
+    """number of images scored in `score_seconds`"""
+    stored_numbers: int = Field(0, alias="kept")
+    """how many numbers the method stores in addition to the base, or the weights of its own network"""
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,17 @@ class Job:
 
     @property
     def entry(self) -> Entry:
-        """The method's."""
+        """The method's entry in the registry."""
         return METHODS[self.key]
 
     def file(self, out: Path) -> Path:
-        """Where its result goes."""
+        """Path of the result."""
         return out / "results" / self.protocol / self.key / f"seed-{self.seed}.json"
 
 
 @dataclass
 class Run:
-    """One benchmark in one folder."""
+    """One benchmark in one output folder."""
 
     benchmark: Benchmark
     out: Path
@@ -78,43 +78,42 @@ class Run:
 
     @cached_property
     def recipes(self) -> list[Recipe]:
-        """The benchmark's, each with those OOD sets that there are data for; they must share a base."""
-        found = [load_recipe(name) for name in self.benchmark.recipes]
-        for other in found[1:]:
-            if _decides_base(other) != _decides_base(found[0]):
+        """The benchmark's recipes, which must share a base, each with the OOD sets for which data are available."""
+        recipes = [load_recipe(name) for name in self.benchmark.recipes]
+        for other in recipes[1:]:
+            if _base_settings(other) != _base_settings(recipes[0]):
                 raise RecipeError(
-                    f"Benchmark {self.benchmark.name!r} joins the recipes {found[0].name!r} and {other.name!r}, "
-                    "which must agree in prediction, data, input and base (but for its taps)."
+                    f"Benchmark {self.benchmark.name!r} combines the recipes {recipes[0].name!r} and {other.name!r}, "
+                    "which must have the same prediction, data, input and base (except for its taps)."
                 )
         ood = [name for name in self.columns if name != CORRUPTED]
         update = {"ood": ood, "corrupted": CORRUPTED in self.benchmark.columns}
-        return [recipe.model_copy(update={"data": recipe.data.model_copy(update=update)}) for recipe in found]
+        return [recipe.model_copy(update={"data": recipe.data.model_copy(update=update)}) for recipe in recipes]
 
     @property
     def transfer(self) -> bool:
-        """Whether the base's classes are not the data's, so that methods predict and the base does not."""
+        """Whether the base's classes are not the data's, so that only the methods predict classes of the data."""
         return self.recipes[0].prediction == "meta"
 
     @cached_property
     def columns(self) -> dict[str, str]:
-        """Every column that there are data for, with the data's digest."""
-        found = {}
+        """The columns for which data are available, with the digest of the data."""
+        digests = {}
         for name in self.benchmark.columns:
             try:
-                found[name] = "made" if name == CORRUPTED else load(name, "test", self.data_dir).digest()
+                digests[name] = "made" if name == CORRUPTED else load(name, "test", self.data_dir).digest()
             except DataError as error:
                 self.display.note(f"  column {name}: not available ({escape(str(error))})")
-        return found
+        return digests
 
     @cached_property
-    def _data(self) -> list[object]:
-        known = load_recipe(self.benchmark.recipes[0]).data.id
-        return [[load(known, split, self.data_dir).digest() for split in ("train", "test")], self.columns]
+    def _data_digests(self) -> list[object]:
+        name = load_recipe(self.benchmark.recipes[0]).data.id
+        return [[load(name, split, self.data_dir).digest() for split in ("train", "test")], self.columns]
 
     def jobs(self, only: Sequence[str], seeds: int) -> list[Job]:
-        """Everything there is to do, by seed, then protocol, then method."""
-        known = methods_for(transfer=self.transfer)
-        keys = [key for key, entry in known.items() if entry.make and key not in self.benchmark.not_run]
+        """All jobs, ordered by seed, then protocol, then method; `only` limits the methods if it is not empty."""
+        keys = [key for key in methods_for(transfer=self.transfer) if key not in self.benchmark.not_run]
         return [
             Job(key, seed, protocol)
             for seed in range(seeds)
@@ -124,17 +123,19 @@ class Run:
             and (not METHODS[key].whole_network or seed < self.benchmark.whole_network_seeds)
         ]
 
-    def mark(self, job: Job) -> str:
-        """Fingerprint of all that decides a job's result."""
+    def fingerprint(self, job: Job) -> str:
+        """Digest of everything that determines a job's result."""
         recipe = self.recipe_of(job.entry)
         settings = asdict(self.method(job.key))
-        # Where the base predicts, the key is left out: results that are older than it stay valid.
-        needless = {"prediction"} if recipe and recipe.prediction == "base" else None
-        decided = None if recipe is None else recipe.model_dump(mode="json", exclude=needless)
-        return fingerprint(decided, self._data, self.benchmark.one_base, job.key, settings, job.seed, job.protocol)
+        # The recipe's key `prediction` is excluded if it has its default, so that results from before it existed stay valid.
+        exclude = {"prediction"} if recipe and recipe.prediction == "base" else None
+        dumped = None if recipe is None else recipe.model_dump(mode="json", exclude=exclude)
+        return fingerprint(
+            dumped, self._data_digests, self.benchmark.one_base, job.key, settings, job.seed, job.protocol
+        )
 
     def recipe_of(self, entry: Entry) -> Recipe | None:
-        """The benchmark's recipe of the form that a method needs, or None if there is none."""
+        """The benchmark's recipe with the form of meta-model that a method needs, or None if there is none."""
         if entry.form is None:
             return self.recipes[0]
         return next((recipe for recipe in self.recipes if recipe.meta.form == entry.form), None)
@@ -143,51 +144,53 @@ class Run:
         """A method with the benchmark's settings, not yet fitted."""
         return METHODS[key].build(key, self.benchmark.methods.get(key, {}), self.benchmark.name)
 
-    def seen_noise(self, key: str, score: str) -> Chains:
-        """The noisy copies that a method's score is learned from or stopped by with the recipe of its form."""
+    def seen_noise(self, key: str, score: str) -> NoiseChains:
+        """The noisy copies that a method's score is learned from, or that early stopping uses."""
         recipe = self.recipe_of(METHODS[key])
         return [] if recipe is None else self.method(key).seen_noise(recipe, score)
 
-    def found(self, job: Job) -> Result | None:
-        """A job's result, if it is there and made from the present inputs."""
+    def saved_result(self, job: Job) -> Result | None:
+        """A job's result, or None if there is none or it was made from other inputs."""
         try:
             result = Result.model_validate_json(job.file(self.out).read_text(encoding="utf-8"))
         except (OSError, ValidationError):
             return None
-        return result if result.mark == self.mark(job) else None
+        return result if result.fingerprint == self.fingerprint(job) else None
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Do what has not been done."""
-        missing = [job for job in jobs if self.found(job) is None]
-        self.display.note(f"  {len(jobs) - len(missing)} of {len(jobs)} results are there")
-        for index, (job, subject) in enumerate(self._subjects(missing), start=1):
-            result = self._result(job, subject)
+        """Run the jobs that have no saved result."""
+        missing = [job for job in jobs if self.saved_result(job) is None]
+        self.display.note(f"  {len(jobs) - len(missing)} of {len(jobs)} results exist")
+        for index, (job, builder) in enumerate(self._with_inputs(missing), start=1):
+            result = self._result(job, builder)
             save_json(job.file(self.out), result.model_dump(mode="json"))
             shutil.rmtree(self._scratch(job), ignore_errors=True)
-            said = (
+            summary = (
                 escape(result.reason or "")
                 or f"fitted in {result.fit_seconds:.1f} s, scored in {result.score_seconds:.1f} s"
             )
-            self.display.note(f"  {index}/{len(missing)} seed {job.seed}, {job.protocol}, {job.key}: {said}")
+            self.display.note(f"  {index}/{len(missing)} seed {job.seed}, {job.protocol}, {job.key}: {summary}")
 
-    def _subjects(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Subject | None]]:
-        """Each job with its base and data; those of one seed, and then of one protocol, are kept while they last."""
+    def _with_inputs(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, InputBuilder | None]]:
+        """Each job with its base and data, or None if there is no recipe for it; jobs with the same base share them."""
         contexts: dict[str, RunContext] = {}
-        seed, others = -1, {}
+        seed, ood_images = -1, {}
         for job in jobs:
             recipe = self.recipe_of(job.entry)
             base_seed = 0 if self.benchmark.one_base else job.seed
             if base_seed != seed:
                 seed, first = base_seed, self._context(base_seed)
                 test = first.data.parts["test"]
-                others = ood_sets(first.recipe, test, self.data_dir, self.display)
+                ood_images = ood_sets(first.recipe, test, self.data_dir, self.display)
                 contexts = {first.recipe.name: first}
-                contexts |= {other.name: first.around(base.frozen_base(first), other) for other in self.recipes[1:]}
-            subject = None if recipe is None else Subject(contexts[recipe.name], job.protocol, job.seed, others)
-            yield job, subject
+                contexts |= {other.name: first.with_base(base.frozen_base(first), other) for other in self.recipes[1:]}
+            if recipe is None:
+                yield job, None
+            else:
+                yield job, InputBuilder(contexts[recipe.name], job.protocol, job.seed, ood_images)
 
     def _scratch(self, job: Job) -> Path:
-        """For checkpoints of a post-hoc method, until its result is there."""
+        """Folder for the checkpoints of a post-hoc method; deleted after its result is saved."""
         return self.out / "unfinished" / f"{job.key}-{job.protocol}-{job.seed}"
 
     def _context(self, seed: int) -> RunContext:
@@ -195,62 +198,64 @@ class Run:
         base.run(context)
         return context
 
-    def _result(self, job: Job, subject: Subject | None) -> Result:
-        mark = self.mark(job)
-        if subject is None:
-            return Result(mark=mark, reason=f"the benchmark has no recipe with a meta-model of {job.entry.form} form")
+    def _result(self, job: Job, builder: InputBuilder | None) -> Result:
+        digest = self.fingerprint(job)
+        if builder is None:
+            reason = f"the benchmark has no recipe with a meta-model of {job.entry.form} form"
+            return Result(fingerprint=digest, reason=reason)
         method, begin = self.method(job.key), time.perf_counter()
         try:
-            if isinstance(method, PostHoc):
-                material = subject.frozen(self._scratch(job))
-                begin = time.perf_counter()
-                kept = method.fit(material)
+            if isinstance(method, PostHocMethod):
+                inputs = builder.post_hoc_inputs(self._scratch(job))
+                begin = time.perf_counter()  # the forward pass of the base is not part of the method's cost
+                stored_numbers = method.fit(inputs)
             else:
-                kept = method.fit(subject.pictures(self.out / "networks" / job.key / f"seed-{job.seed}"))
+                folder = self.out / "networks" / job.key / f"seed-{job.seed}"
+                stored_numbers = method.fit(builder.image_inputs(folder))
         except NotApplicableError as error:
-            return Result(mark=mark, reason=str(error))
-        fitted = time.perf_counter() - begin
-        verdicts, seconds = _verdicts(method, subject)
-        predictions = None if self.transfer else subject.views()["test"].predictions
-        measured = measure(verdicts, subject.test_labels, predictions, _apart(subject))
-        if isinstance(method, PostHoc) and job.protocol is Protocol.fair and not self.transfer:
-            measured = measured.model_copy(update={"noise": _on_noise(method, subject)})
+            return Result(fingerprint=digest, reason=str(error))
+        fit_seconds = time.perf_counter() - begin
+        verdicts, score_seconds = _verdicts(method, builder)
+        base_predictions = None if self.transfer else builder.scored_outputs()["test"].predictions
+        measured = measure(verdicts, builder.test_labels, base_predictions, _negatives(builder))
+        if isinstance(method, PostHocMethod) and job.protocol is Protocol.fair and not self.transfer:
+            measured = measured.model_copy(update={"noise": _measure_noise(method, builder)})
         return Result(
-            mark=mark,
+            fingerprint=digest,
             measured=measured,
-            fit_seconds=fitted,
-            score_seconds=seconds,
+            fit_seconds=fit_seconds,
+            score_seconds=score_seconds,
             images=sum(len(verdict.predictions) for verdict in verdicts.values()),
-            kept=kept,
+            stored_numbers=stored_numbers,
         )
 
 
-def _decides_base(recipe: Recipe) -> list[object]:
+def _base_settings(recipe: Recipe) -> list[object]:
     return [recipe.prediction, recipe.data, recipe.input, recipe.base.model_dump(exclude={"taps"})]
 
 
-def _verdicts(method: Method, subject: Subject) -> tuple[dict[str, Verdict], float]:
-    """On the test set and every column, and the seconds that took beside the base's pass."""
-    if isinstance(method, PostHoc):
-        views = subject.views()
+def _verdicts(method: Method, builder: InputBuilder) -> tuple[dict[str, Verdict], float]:
+    """Verdicts on the test set and every column, and the seconds for them without the forward pass of the base."""
+    if isinstance(method, PostHocMethod):
+        outputs = builder.scored_outputs()
         begin = time.perf_counter()
-        verdicts = {name: method.score(view) for name, view in views.items()}
+        verdicts = {name: method.score(values) for name, values in outputs.items()}
     else:
         begin = time.perf_counter()
-        verdicts = {name: method.score(shown) for name, shown in subject.shown().items()}
+        verdicts = {name: method.score(images) for name, images in builder.scored_images().items()}
     return verdicts, time.perf_counter() - begin
 
 
-def _on_noise(method: PostHoc, subject: Subject) -> dict[str, Detections]:
-    known = subject.validation()
-    noisy = {kind: method.score(view) for kind, view in subject.noise("validation").items()}
-    return measure_noise(method.score(known.view), known.view.predictions != known.labels, noisy)
+def _measure_noise(method: PostHocMethod, builder: InputBuilder) -> dict[str, Detections]:
+    clean = builder.labelled_outputs("validation")
+    noisy = {kind: method.score(outputs) for kind, outputs in builder.outputs_by_noise("validation").items()}
+    return measure_noise(method.score(clean.outputs), clean.outputs.predictions != clean.labels, noisy)
 
 
-def _apart(subject: Subject) -> dict[str, NDArray[np.bool_]]:
-    """The half of the test set that the other half is compared with, where both are of one order."""
-    recipe = subject.context.recipe
+def _negatives(builder: InputBuilder) -> dict[str, NDArray[np.bool_]]:
+    """The half of the test set that its other half, the column "itself", is compared with."""
+    recipe = builder.context.recipe
     if recipe.data.held_out != "train":
         return {}
-    count = len(subject.test_labels)
+    count = len(builder.test_labels)
     return {itself(recipe.data.id): ~np.isin(np.arange(count), itself_half(count))}

@@ -1,3 +1,5 @@
+"""The fused score and evidence from density detect OOD data and keep the base's class."""
+
 from collections.abc import Callable
 
 import numpy as np
@@ -5,58 +7,62 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from qualms_training.paper.material import Frozen, Known
+from qualms_training.meta.dirichlet import scores
+from qualms_training.paper.inputs import LabelledOutputs, PostHocInputs
 from qualms_training.paper.method import Verdict
 from qualms_training.paper.methods.trained_heads.fused import Fused
 
-Draw = Callable[..., Known]
-Freeze = Callable[..., Frozen]
+DrawOutputs = Callable[..., LabelledOutputs]
+MakePostHocInputs = Callable[..., PostHocInputs]
 
 
-def auroc(method: Fused, draw: Draw, score: str, shift: float) -> float:
-    known = method.score(draw(400, seed=3).view).scores[score]
-    strange = method.score(draw(400, seed=4, shift=shift).view).scores[score]
-    return float(roc_auc_score(np.arange(800) >= 400, np.concatenate([known, strange])))
+def auroc(method: Fused, draw_outputs: DrawOutputs, score: str, shift: float) -> float:
+    negatives = method.score(draw_outputs(400, seed=3).outputs).scores[score]
+    positives = method.score(draw_outputs(400, seed=4, shift=shift).outputs).scores[score]
+    return float(roc_auc_score(np.arange(800) >= 400, np.concatenate([negatives, positives])))
 
 
 @pytest.fixture
-def fused(freeze: Freeze) -> Fused:
+def fused(make_post_hoc_inputs: MakePostHocInputs) -> Fused:
     method = Fused()
-    method.fit(freeze())
+    method.fit(make_post_hoc_inputs())
     return method
 
 
 @pytest.fixture
-def by_density(freeze: Freeze) -> Fused:
+def by_density(make_post_hoc_inputs: MakePostHocInputs) -> Fused:
     method = Fused(evidence="density")
-    method.fit(freeze())
+    method.fit(make_post_hoc_inputs())
     return method
 
 
-def test_the_class_is_the_bases(fused: Fused, by_density: Fused, draw: Draw) -> None:
-    view = draw(60, seed=5).view
+def test_predictions_are_the_bases(fused: Fused, by_density: Fused, draw_outputs: DrawOutputs) -> None:
+    outputs = draw_outputs(60, seed=5).outputs
     for method in (fused, by_density):
-        np.testing.assert_array_equal(method.score(view).predictions, view.predictions)
+        np.testing.assert_array_equal(method.score(outputs).predictions, outputs.predictions)
 
 
-def test_fused_finds_strangers(fused: Fused, draw: Draw) -> None:
-    assert set(fused.score(draw(5, seed=5).view).scores) == {"fused"}
-    assert auroc(fused, draw, "fused", shift=3.0) > 0.9
+def test_fused_score_detects_ood_data(fused: Fused, draw_outputs: DrawOutputs) -> None:
+    assert set(fused.score(draw_outputs(5, seed=5).outputs).scores) == {"fused"}
+    assert auroc(fused, draw_outputs, "fused", shift=3.0) > 0.9
 
 
-def test_fused_is_what_the_graphs_doubter_says(fused: Fused, draw: Draw) -> None:
-    view = draw(40, seed=5).view
-    information = torch.from_numpy(fused._all_doubts(view)[:, 1]).float()
-    taps = view.features.batch(np.arange(40), torch.device("cpu"))
+def test_fused_score_equals_the_output_of_the_exported_module(fused: Fused, draw_outputs: DrawOutputs) -> None:
+    outputs = draw_outputs(40, seed=5).outputs
+    assert fused.head
+    information = scores(fused.head(outputs)).mutual_information.float()
+    taps = outputs.features.batch(np.arange(40), torch.device("cpu"))
     with torch.inference_mode():
-        _, found = fused.doubter(torch.from_numpy(view.logits).float(), information, taps)
-    np.testing.assert_allclose(fused.score(view).scores["fused"], found, rtol=1e-3, atol=1e-4)
+        _, expected = fused.ood_scores(torch.from_numpy(outputs.logits).float(), information, taps)
+    np.testing.assert_allclose(fused.score(outputs).scores["fused"], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_evidence_by_density_falls_away_from_the_data(by_density: Fused, draw: Draw) -> None:
-    found: Verdict = by_density.score(draw(200, seed=5).view)
-    far = by_density.score(draw(200, seed=6, shift=6.0).view)
-    assert set(found.scores) == {
+def test_evidence_from_density_decreases_with_the_distance_from_the_data(
+    by_density: Fused, draw_outputs: DrawOutputs
+) -> None:
+    near: Verdict = by_density.score(draw_outputs(200, seed=5).outputs)
+    far = by_density.score(draw_outputs(200, seed=6, shift=6.0).outputs)
+    assert set(near.scores) == {
         "fused",
         "entropy",
         "mutual_information",
@@ -64,11 +70,11 @@ def test_evidence_by_density_falls_away_from_the_data(by_density: Fused, draw: D
         "precision",
         "max_probability",
     }
-    assert np.median(far.scores["precision"]) > np.median(found.scores["precision"])  # a doubt: less evidence is more
-    assert auroc(by_density, draw, "mutual_information", shift=4.0) > 0.9
+    assert np.median(far.scores["precision"]) > np.median(near.scores["precision"])  # negated: larger is less evidence
+    assert auroc(by_density, draw_outputs, "mutual_information", shift=4.0) > 0.9
 
 
-def test_the_numbers_it_keeps_are_counted(freeze: Freeze) -> None:
-    frozen = freeze()
-    density = Fused(evidence="density").fit(frozen)
-    assert Fused().fit(frozen) > density > sum(tap.shape[1] ** 2 for tap in frozen.train.view.features.taps)
+def test_fit_returns_how_many_numbers_are_stored(make_post_hoc_inputs: MakePostHocInputs) -> None:
+    inputs = make_post_hoc_inputs()
+    density = Fused(evidence="density").fit(inputs)
+    assert Fused().fit(inputs) > density > sum(tap.shape[1] ** 2 for tap in inputs.train.outputs.features.taps)

@@ -1,4 +1,4 @@
-"""Whole networks learn, repeat themselves, resume where they were cut off, and are trained once for both protocols."""
+"""Methods that train a whole network: they learn, are reproducible, and resume after an interruption."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,126 +7,132 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from qualms_training.data.synthetic import draw_shapes
-from qualms_training.fitting import loop
-from qualms_training.paper.material import Pictures, Shown
-from qualms_training.paper.method import NotApplicableError, OnImages, Verdict
-from qualms_training.paper.methods.trained_heads.heads import DIRICHLET
+from qualms_training.paper.inputs import ImageInputs, Images
+from qualms_training.paper.method import ImageMethod, NotApplicableError, Verdict
+from qualms_training.paper.methods.verdicts import DIRICHLET_SCORES
 from qualms_training.paper.methods.whole_network.aloe import ALOE
 from qualms_training.paper.methods.whole_network.be_bayesian import BeBayesian
 from qualms_training.paper.methods.whole_network.mc_dropout import MCDropout
 from qualms_training.paper.methods.whole_network.postnet import PostNet
 from qualms_training.paper.registry import METHODS
 
-Picture = Callable[..., Pictures]
+MakeImageInputs = Callable[..., ImageInputs]
 Make = Callable[[], Any]
 
-WHOLE: dict[str, tuple[Make, set[str]]] = {
+METHODS_AND_SCORES: dict[str, tuple[Make, set[str]]] = {
     "mc-dropout": (lambda: MCDropout(epochs=2, samples=4, dropout=0.2), {"entropy", "mutual_information"}),
-    "be-bayesian": (lambda: BeBayesian(epochs=2), {*DIRICHLET, "max_probability"}),
+    "be-bayesian": (lambda: BeBayesian(epochs=2), {*DIRICHLET_SCORES, "max_probability"}),
     "aloe": (lambda: ALOE(epochs=2, lr=0.05, outlier_batch=16), {"max_probability"}),
     "postnet": (lambda: PostNet(epochs=2, lr=2e-2), {"precision", "max_probability"}),
 }
-"""by key: the method at a small budget, and the scores that it gives"""
-EVERY = pytest.mark.parametrize("make", [make for make, _ in WHOLE.values()], ids=WHOLE)
+"""by key: the method with few epochs, and its scores"""
+each_method = pytest.mark.parametrize("make", [make for make, _ in METHODS_AND_SCORES.values()], ids=METHODS_AND_SCORES)
 
 
-def unseen(pictures: Pictures, n: int = 200) -> tuple[Shown, Any]:
+def unseen(inputs: ImageInputs, n: int = 200) -> tuple[Images, Any]:
     drawn = draw_shapes(n, seed=9)
-    return Shown(np.asarray(drawn.images), pictures.train.shown.normalise), drawn.labels
+    return Images(np.asarray(drawn.images), inputs.train.images.normalise), drawn.labels
 
 
-def fitted(method: OnImages, pictures: Pictures) -> Verdict:
-    method.fit(pictures)
-    return method.score(unseen(pictures)[0])
+def fitted(method: ImageMethod, inputs: ImageInputs) -> Verdict:
+    method.fit(inputs)
+    return method.score(unseen(inputs)[0])
 
 
-def test_every_whole_network_is_tested_here() -> None:
-    assert set(WHOLE) == {key for key, entry in METHODS.items() if entry.whole_network and entry.make}
+def test_all_methods_that_train_a_network_are_tested_here() -> None:
+    assert set(METHODS_AND_SCORES) == {key for key, entry in METHODS.items() if entry.whole_network}
 
 
-@pytest.mark.parametrize(("make", "scores"), WHOLE.values(), ids=WHOLE)
-def test_it_learns_and_gives_the_scores_of_its_row(picture: Picture, make: Make, scores: set[str]) -> None:
-    pictures, method = picture(n=1000), make()
+@pytest.mark.parametrize(("make", "scores"), METHODS_AND_SCORES.values(), ids=METHODS_AND_SCORES)
+def test_it_learns_and_returns_its_scores(make_image_inputs: MakeImageInputs, make: Make, scores: set[str]) -> None:
+    inputs, method = make_image_inputs(n=1000), make()
     method.epochs = 6
-    weights = method.fit(pictures)
-    shown, labels = unseen(pictures)
-    found = method.score(shown)
+    weights = method.fit(inputs)
+    images, labels = unseen(inputs)
+    verdict = method.score(images)
     assert weights == sum(tensor.numel() for tensor in method.model.parameters()) > 500
-    assert (found.predictions == labels).mean() > 0.6  # of four classes
-    assert set(found.scores) == scores
-    assert found.predictions.dtype == np.int64
-    for values in found.scores.values():
+    assert (verdict.predictions == labels).mean() > 0.6  # of four classes
+    assert set(verdict.scores) == scores
+    assert verdict.predictions.dtype == np.int64
+    for values in verdict.scores.values():
         assert values.shape == (200,)
         assert np.isfinite(values).all()
         assert len(np.unique(values)) > 100
 
 
-@EVERY
-def test_a_seed_repeats_itself_and_another_differs(picture: Picture, make: Make) -> None:
+@each_method
+def test_the_same_seed_gives_the_same_scores_and_another_does_not(
+    make_image_inputs: MakeImageInputs, make: Make
+) -> None:
     first, same, other = (
-        fitted(make(), replace(pictures, folder=pictures.folder / name))
-        for name, pictures in (("a", picture(n=200)), ("b", picture(n=200)), ("c", picture(n=200, seed=1)))
+        fitted(make(), replace(inputs, folder=inputs.folder / name))
+        for name, inputs in (
+            ("a", make_image_inputs(n=200)),
+            ("b", make_image_inputs(n=200)),
+            ("c", make_image_inputs(n=200, seed=1)),
+        )
     )
     for name, values in first.scores.items():
         np.testing.assert_array_equal(values, same.scores[name])
         assert not np.array_equal(values, other.scores[name])
 
 
-@EVERY
-def test_it_resumes_where_it_was_cut_off_and_is_trained_once(
-    picture: Picture, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pictures = picture(n=200)
-    whole = fitted(make(), replace(pictures, folder=pictures.folder / "whole"))
-    real = loop._step
-    steps: list[int] = []
-    end = 5  # in the second epoch of four steps each
+@each_method
+def test_it_resumes_after_an_interruption_and_is_trained_once(make_image_inputs: MakeImageInputs, make: Make) -> None:
+    inputs = make_image_inputs(n=200)
+    uninterrupted = fitted(make(), replace(inputs, folder=inputs.folder / "uninterrupted"))
+    steps, limit = 0, 5  # interrupt in the second of two epochs with four steps each
 
-    def counted(*arguments: Any) -> float:
-        if len(steps) == end:
+    def count_step(*_: Any) -> None:
+        nonlocal steps
+        if steps == limit:
             raise KeyboardInterrupt
-        steps.append(arguments[-1])
-        return real(*arguments)
+        steps += 1
 
-    monkeypatch.setattr(loop, "_step", counted)
-    with pytest.raises(KeyboardInterrupt):
-        make().fit(pictures)
-    end = 100
-    resumed = fitted(make(), pictures)
-    assert steps == [0, 1, 2, 3, 4, 4, 5, 6, 7]
-    assert fitted(make(), pictures).scores.keys() == resumed.scores.keys()
-    assert len(steps) == 9  # and not once more
-    for name, values in whole.scores.items():
+    hook = register_optimizer_step_pre_hook(count_step)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            make().fit(inputs)
+        steps, limit = 0, 100
+        resumed = fitted(make(), inputs)
+        assert steps == 4  # only the second epoch
+        again = fitted(make(), inputs)
+        assert steps == 4
+    finally:
+        hook.remove()
+    for name, values in uninterrupted.scores.items():
         np.testing.assert_array_equal(values, resumed.scores[name])
+        np.testing.assert_array_equal(values, again.scores[name])
 
 
-@EVERY
-def test_other_settings_or_data_are_another_training(picture: Picture, make: Make) -> None:
-    fitted(make(), picture(n=200))
+@each_method
+def test_a_checkpoint_of_other_settings_is_not_used(make_image_inputs: MakeImageInputs, make: Make) -> None:
+    fitted(make(), make_image_inputs(n=200))
     method = make()
     method.epochs = 1
-    found = fitted(method, picture(n=200))
+    verdict = fitted(method, make_image_inputs(n=200))
     fresh = make()
     fresh.epochs = 1
-    expected = fitted(fresh, replace(picture(n=200), folder=picture().folder / "fresh"))
-    np.testing.assert_array_equal(found.predictions, expected.predictions)
+    expected = fitted(fresh, replace(make_image_inputs(n=200), folder=make_image_inputs().folder / "fresh"))
+    np.testing.assert_array_equal(verdict.predictions, expected.predictions)
 
 
-@EVERY
-def test_the_order_of_what_is_scored_changes_nothing(picture: Picture, make: Make) -> None:
-    pictures, method = picture(n=200), make()
-    first = fitted(method, pictures)
+@each_method
+def test_scores_do_not_depend_on_the_global_random_generator(make_image_inputs: MakeImageInputs, make: Make) -> None:
+    inputs, method = make_image_inputs(n=200), make()
+    first = fitted(method, inputs)
     torch.rand(3)
-    again = method.score(unseen(pictures)[0])
+    again = method.score(unseen(inputs)[0])
     for name, values in first.scores.items():
         np.testing.assert_array_equal(values, again.scores[name])
 
 
-@EVERY
-def test_given_weights_are_not_trained_from(picture: Picture, make: Make) -> None:
-    pictures = picture()
-    base = pictures.recipe.base.model_copy(update={"weights": "theirs.pt", "weights_saw": "train-split"})
+@each_method
+def test_a_recipe_with_weights_is_not_applicable(make_image_inputs: MakeImageInputs, make: Make) -> None:
+    inputs = make_image_inputs()
+    base = inputs.recipe.base.model_copy(update={"weights": "theirs.pt", "weights_saw": "train-split"})
     with pytest.raises(NotApplicableError, match="trains from scratch"):
-        make().fit(replace(pictures, recipe=pictures.recipe.model_copy(update={"base": base})))
+        make().fit(replace(inputs, recipe=inputs.recipe.model_copy(update={"base": base})))

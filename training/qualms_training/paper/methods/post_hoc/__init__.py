@@ -1,1 +1,1 @@
-"""Scores computed from a frozen base's logits and features, without training a network."""
+"""Methods that compute scores from the logits and features of the frozen base without training a network."""

@@ -4,18 +4,18 @@ from dataclasses import dataclass
 
 from scipy.special import logsumexp
 
-from qualms_training.paper.material import Frozen, View
-from qualms_training.paper.method import PostHoc, Verdict
+from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
+from qualms_training.paper.method import PostHocMethod, Verdict
 
 
 @dataclass
-class Energy(PostHoc):
-    """The free energy −log Σ exp(logit); nothing is learned."""
+class Energy(PostHocMethod):
+    """The free energy −log Σ exp(logit)."""
 
-    def fit(self, frozen: Frozen) -> int:
+    def fit(self, inputs: PostHocInputs) -> int:
         """Nothing to learn."""
         return 0
 
-    def score(self, view: View) -> Verdict:
-        """The base's classes, and their energy."""
-        return Verdict(view.predictions, {"energy": -logsumexp(view.logits, axis=1)})
+    def score(self, outputs: BaseOutputs) -> Verdict:
+        """The base's classes and the energy."""
+        return Verdict(outputs.predictions, {"energy": -logsumexp(outputs.logits, axis=1)})

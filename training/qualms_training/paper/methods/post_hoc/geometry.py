@@ -1,4 +1,4 @@
-"""Features as points: unit length, and Gaussians around class means."""
+"""Unit-length features, and Gaussians around class means."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ Array = NDArray[np.float64]
 
 
 def unit(features: NDArray[np.float32]) -> Array:
-    """Each row (N, D) divided by its length; a row of zeros stays."""
+    """Each row (N, D) divided by its length; rows of zeros stay zero."""
     rows = np.asarray(features, dtype=np.float64)
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.maximum(lengths, np.finfo(np.float32).tiny))
@@ -18,14 +18,14 @@ def unit(features: NDArray[np.float32]) -> Array:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Class means (C, D) that share one covariance, by its pseudo-inverse (D, D)."""
+    """Class means (C, D) with one shared covariance, stored as its pseudo-inverse (D, D)."""
 
     means: Array
     precision: Array
 
     @classmethod
     def fit(cls, features: Array, labels: NDArray[np.int64], classes: int) -> "Gaussian":
-        """Maximum likelihood from features (N, D) and labels (N,)."""
+        """Maximum-likelihood estimate from features (N, D) and labels (N,)."""
         means = np.stack([features[labels == label].mean(axis=0) for label in range(classes)])
         centred = features - means[labels]
         return cls(means, pinvh(centred.T @ centred / len(features)))
@@ -40,5 +40,5 @@ class Gaussian:
 
     @property
     def size(self) -> int:
-        """Numbers kept."""
+        """How many numbers are stored."""
         return self.means.size + self.precision.size

@@ -5,30 +5,30 @@ from typing import Literal
 
 import numpy as np
 
-from qualms_training.paper.material import Frozen, View
-from qualms_training.paper.method import PostHoc, Verdict
+from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
+from qualms_training.paper.method import PostHocMethod, Verdict
 from qualms_training.paper.methods.post_hoc.geometry import Array, Gaussian, unit
 
 
 @dataclass
-class MahalanobisPlusPlus(PostHoc):
-    """Distance to the nearest class mean under one shared covariance, of features of unit length."""
+class MahalanobisPlusPlus(PostHocMethod):
+    """Distance of the unit-length feature to the nearest class mean, with one covariance for all classes."""
 
     where: Literal["penultimate", "taps"] = "penultimate"
-    """`taps`: the recipe's taps, each of unit length, side by side"""
+    """feature to use; `taps` are the recipe's taps, each scaled to unit length, concatenated"""
 
-    def fit(self, frozen: Frozen) -> int:
-        """Class means and covariance of the training features."""
-        self.gaussian = Gaussian.fit(
-            self._features(frozen.train.view), frozen.train.labels, frozen.head.weight.shape[0]
-        )
+    def fit(self, inputs: PostHocInputs) -> int:
+        """Compute the class means and the covariance of the training features."""
+        features = self._features(inputs.train.outputs)
+        self.gaussian = Gaussian.fit(features, inputs.train.labels, inputs.head.weight.shape[0])
         return self.gaussian.size
 
-    def score(self, view: View) -> Verdict:
-        """The base's classes, and the distance to the nearest class mean."""
-        return Verdict(view.predictions, {"distance": self.gaussian.distances(self._features(view)).min(axis=1)})
+    def score(self, outputs: BaseOutputs) -> Verdict:
+        """The base's classes and the distance to the nearest class mean."""
+        distances = self.gaussian.distances(self._features(outputs))
+        return Verdict(outputs.predictions, {"distance": distances.min(axis=1)})
 
-    def _features(self, view: View) -> Array:
+    def _features(self, outputs: BaseOutputs) -> Array:
         if self.where == "penultimate":
-            return unit(view.penultimate)
-        return np.concatenate([unit(np.asarray(tap, dtype=np.float32)) for tap in view.features.taps], axis=1)
+            return unit(outputs.penultimate)
+        return np.concatenate([unit(np.asarray(tap, dtype=np.float32)) for tap in outputs.features.taps], axis=1)

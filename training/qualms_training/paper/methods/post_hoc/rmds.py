@@ -4,24 +4,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qualms_training.paper.material import Frozen, View
-from qualms_training.paper.method import PostHoc, Verdict
+from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
+from qualms_training.paper.method import PostHocMethod, Verdict
 from qualms_training.paper.methods.post_hoc.geometry import Gaussian
 
 
 @dataclass
-class RMDS(PostHoc):
-    """Distance to the nearest class mean, less the distance to the mean of all under the covariance of all."""
+class RMDS(PostHocMethod):
+    """Distance to the nearest class mean minus the distance to the overall mean, each with its own covariance."""
 
-    def fit(self, frozen: Frozen) -> int:
-        """One Gaussian with a mean a class, one with a single mean."""
-        features = frozen.train.view.penultimate.astype(np.float64)
-        self.classes = Gaussian.fit(features, frozen.train.labels, frozen.classes)
+    def fit(self, inputs: PostHocInputs) -> int:
+        """Fit one Gaussian with a mean per class, and one with a single mean."""
+        features = inputs.train.outputs.penultimate.astype(np.float64)
+        self.classes = Gaussian.fit(features, inputs.train.labels, inputs.classes)
         self.background = Gaussian.fit(features, np.zeros(len(features), dtype=np.int64), 1)
         return self.classes.size + self.background.size
 
-    def score(self, view: View) -> Verdict:
-        """The base's classes, and the relative distance."""
-        features = view.penultimate.astype(np.float64)
+    def score(self, outputs: BaseOutputs) -> Verdict:
+        """The base's classes and the relative distance."""
+        features = outputs.penultimate.astype(np.float64)
         relative = self.classes.distances(features) - self.background.distances(features)
-        return Verdict(view.predictions, {"relative_distance": relative.min(axis=1)})
+        return Verdict(outputs.predictions, {"relative_distance": relative.min(axis=1)})

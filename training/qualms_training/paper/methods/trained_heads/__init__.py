@@ -1,1 +1,1 @@
-"""Methods that train a head, a meta-model or a last layer on frozen features."""
+"""Methods that train a small model on the features of the frozen base: a meta-model, a new last layer, probes."""

@@ -7,45 +7,40 @@ import numpy as np
 from pydantic import Field
 
 from qualms_training.meta.meta_model import build_meta
-from qualms_training.paper.material import Frozen, View
-from qualms_training.paper.method import Chains, PostHoc, Verdict
-from qualms_training.paper.methods.trained_heads.heads import (
-    TrainedHead,
-    dirichlet_verdict,
-    stopping_noise,
-    taps,
-    train_head,
-)
+from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
+from qualms_training.paper.method import NoiseChains, PostHocMethod, Verdict
+from qualms_training.paper.methods.trained_heads.heads import TrainedHead, stopping_noise, tap_features, train_head
+from qualms_training.paper.methods.verdicts import dirichlet_verdict
 from qualms_training.recipe import MetaSection, Recipe
 
 
 @dataclass
-class Ours(PostHoc):
-    """The recipe's meta-model; its class is that of most evidence, as in the paper, not the base's."""
+class DirichletMeta(PostHocMethod):
+    """The recipe's meta-model. Its class is the one with the largest α, as in the paper, and not the base's class."""
 
     stop: Literal["ood", "misclassification"] = "ood"
-    """what training is stopped by: noisy copies, or errors of the base"""
+    """task that early stopping uses: detection of noisy copies, or of the base's errors"""
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """of the training images"""
+    """share of the training images to use"""
 
-    def fit(self, frozen: Frozen) -> int:
-        """Train on the taps, and stop where validation says."""
-        view, section = frozen.train.view, self._section(frozen.recipe)
-        widths = [(tap.shape[1],) for tap in view.features.taps]
-        self.head = TrainedHead(build_meta(section, widths, frozen.classes, frozen.seed), taps)
-        some = None
+    def fit(self, inputs: PostHocInputs) -> int:
+        """Train on the taps, and keep the epoch that is best on validation data."""
+        train, section = inputs.train.outputs, self._section(inputs.recipe)
+        widths = [(tap.shape[1],) for tap in train.features.taps]
+        self.head = TrainedHead(build_meta(section, widths, inputs.classes, inputs.seed), tap_features)
+        chosen = None
         if self.share < 1:
-            count = round(self.share * len(view))
-            some = np.sort(np.random.default_rng([frozen.seed, 10]).permutation(len(view))[:count])
-        return train_head(frozen, self.head, section, chosen=some)
+            count = round(self.share * len(train))
+            chosen = np.sort(np.random.default_rng([inputs.seed, 10]).permutation(len(train))[:count])
+        return train_head(inputs, self.head, section, chosen=chosen)
 
-    def seen_noise(self, recipe: Recipe, score: str) -> Chains:
-        """What it is stopped by."""
+    def seen_noise(self, recipe: Recipe, score: str) -> NoiseChains:
+        """The noisy copies used for early stopping."""
         return stopping_noise(self._section(recipe))
 
-    def score(self, view: View) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> Verdict:
         """All scores of the Dirichlet distribution."""
-        return dirichlet_verdict(self.head.outputs(view))
+        return dirichlet_verdict(self.head(outputs))
 
     def _section(self, recipe: Recipe) -> MetaSection:
         if self.stop == "ood":

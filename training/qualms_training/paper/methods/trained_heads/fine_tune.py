@@ -1,52 +1,52 @@
-"""The paper's baselines of transfer: a frozen source network with a new end, trained by cross-entropy."""
+"""The paper's baselines of transfer: a new last layer or meta-model on a frozen base, trained with cross-entropy."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from qualms_training.meta.meta_model import build_meta
-from qualms_training.paper.material import Frozen, View
-from qualms_training.paper.method import PostHoc, Verdict
+from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
+from qualms_training.paper.method import PostHocMethod, Verdict
 from qualms_training.paper.methods.trained_heads.heads import (
     FirstOnly,
     TrainedHead,
     cross_entropy,
-    last,
+    penultimate_feature,
     seeded_linear,
-    softmax_verdict,
-    taps,
+    tap_features,
     train_head,
 )
+from qualms_training.paper.methods.verdicts import softmax_verdict
 from qualms_training.recipe import Count, NotNegative, Positive
 
 
 @dataclass
-class FineTune(PostHoc):
-    """A new last layer, or the whole structure of the meta-model, trained to the end as one who wants accuracy would.
+class FineTune(PostHocMethod):
+    """A new last layer, or the structure of the meta-model, trained for all epochs without early stopping.
 
-    The figures are the paper's for transfer; it says nothing of stopping these early.
+    The hyper-parameters are the paper's for transfer, which does not mention early stopping of these baselines.
     """
 
     structure: Literal["last-layer", "meta"] = "last-layer"
     epochs: Count = 50
     batch: Count = 128
     lr: Positive = 0.01
-    """of SGD with momentum 0.9, the same for all steps"""
+    """constant learning rate of SGD with momentum 0.9"""
     weight_decay: NotNegative = 1e-4
 
-    def fit(self, frozen: Frozen) -> int:
-        """Train the new end."""
+    def fit(self, inputs: PostHocInputs) -> int:
+        """Train the new layers."""
         if self.structure == "meta":
-            widths = [(tap.shape[1],) for tap in frozen.train.view.features.taps]
-            self.head = TrainedHead(build_meta(frozen.recipe.meta, widths, frozen.classes, frozen.seed), taps)
+            widths = [(tap.shape[1],) for tap in inputs.train.outputs.features.taps]
+            self.head = TrainedHead(build_meta(inputs.recipe.meta, widths, inputs.classes, inputs.seed), tap_features)
         else:
-            width = frozen.head.weight.shape[1]
-            self.head = TrainedHead(FirstOnly(seeded_linear(width, frozen.classes, frozen.seed)), last)
-        section = frozen.recipe.meta.model_copy(update=self._optimisation())
-        return train_head(frozen, self.head, section, cross_entropy(), stop=False)
+            layer = seeded_linear(inputs.head.weight.shape[1], inputs.classes, inputs.seed)
+            self.head = TrainedHead(FirstOnly(layer), penultimate_feature)
+        section = inputs.recipe.meta.model_copy(update=self._optimisation())
+        return train_head(inputs, self.head, section, cross_entropy(), stop=False)
 
-    def score(self, view: View) -> Verdict:
-        """Class, entropy and 1 − max probability of its softmax."""
-        return softmax_verdict(self.head.outputs(view))
+    def score(self, outputs: BaseOutputs) -> Verdict:
+        """Class, entropy and 1 − max probability of the softmax."""
+        return softmax_verdict(self.head(outputs))
 
     def _optimisation(self) -> dict[str, Any]:
         return {

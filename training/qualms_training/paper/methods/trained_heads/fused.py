@@ -1,4 +1,4 @@
-"""Past the paper: the density of the tapped features, fused with the other doubts, or setting the evidence itself."""
+"""Our extensions of the paper: the fused score of a bundle, and a Dirichlet distribution with evidence from density."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,77 +12,76 @@ from torch import Tensor
 from qualms_training.data.noise import NOISES
 from qualms_training.meta.dirichlet import scores
 from qualms_training.meta.evidence import DensityEvidence
-from qualms_training.meta.fusion import Shown
+from qualms_training.meta.fusion import FusionData
 from qualms_training.meta.ood_scores import OodScores
-from qualms_training.paper.material import Frozen, View
-from qualms_training.paper.method import Chains, PostHoc, Verdict
-from qualms_training.paper.methods.trained_heads.dirichlet_meta import Ours
-from qualms_training.paper.methods.trained_heads.heads import TrainedHead, dirichlet_verdict
+from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
+from qualms_training.paper.method import NoiseChains, PostHocMethod, Verdict
+from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta
+from qualms_training.paper.methods.trained_heads.heads import TrainedHead
+from qualms_training.paper.methods.verdicts import dirichlet_verdict
 from qualms_training.recipe import Recipe
 
 
 @dataclass
-class Fused(PostHoc):
-    """The fused score of a bundle; with `evidence` by density, of a Dirichlet whose α that sets, and its own scores."""
+class Fused(PostHocMethod):
+    """The fused score of a bundle. With evidence from density, also the scores of that Dirichlet distribution."""
 
     evidence: Literal["meta", "density"] = "meta"
-    """what α comes from: the meta-model, or density and the base's softmax"""
+    """source of α: the meta-model, or density and the base's softmax"""
 
-    def fit(self, frozen: Frozen) -> int:
-        """Density by the training images, weights and evidence by the fit split."""
-        train, known = frozen.train.view, frozen.fit
-        count = len(known.labels)
-        classes = frozen.head.weight.shape[0]
-        self.doubter = OodScores([tap.shape[1] for tap in train.features.taps], classes, count)
-        self.doubter.density.fit(
-            [np.asarray(tap, dtype=np.float32) for tap in train.features.taps], frozen.train.labels
-        )
-        kept = sum(tensor.numel() for tensor in self.doubter.buffers())
+    def fit(self, inputs: PostHocInputs) -> int:
+        """Fit the density on the training images, and the weights and the evidence on the fit split."""
+        taps, fit = inputs.train.outputs.features.taps, inputs.fit
+        count = len(fit.labels)
+        self.ood_scores = OodScores([tap.shape[1] for tap in taps], inputs.head.weight.shape[0], count)
+        self.ood_scores.density.fit([np.asarray(tap, dtype=np.float32) for tap in taps], inputs.train.labels)
+        size = sum(tensor.numel() for tensor in self.ood_scores.buffers())
         self.head: TrainedHead | None = None
-        self.by_density: DensityEvidence | None = None
+        self.density_evidence: DensityEvidence | None = None
         if self.evidence == "meta":
-            meta = Ours()
-            kept += meta.fit(frozen)
+            meta = DirichletMeta()
+            size += meta.fit(inputs)
             self.head = meta.head
         else:
-            self.by_density = DensityEvidence(count)
-            distance = self._doubts(known.view, torch.zeros(count))[:, 2]
-            self.by_density.fit(softmax(known.view.logits, axis=1), distance, known.labels)
-        wrong = known.view.predictions != known.labels
-        noisy = {kind: self._all_doubts(view) for kind, view in frozen.fit_noise().items()}
-        self.doubter.fusion.fit(Shown(self._all_doubts(known.view), wrong, noisy))
-        return kept
+            self.density_evidence = DensityEvidence(count)
+            self.density_evidence.fit(softmax(fit.outputs.logits, axis=1), self._distance(fit.outputs), fit.labels)
+        wrong = fit.outputs.predictions != fit.labels
+        noisy = {kind: self._components(outputs) for kind, outputs in inputs.noisy_fit().items()}
+        self.ood_scores.fusion.fit(FusionData(self._components(fit.outputs), wrong, noisy))
+        return size
 
-    def seen_noise(self, recipe: Recipe, score: str) -> Chains:
-        """Every noise by itself, which the weights are found by, and what the meta-model is stopped by.
+    def seen_noise(self, recipe: Recipe, score: str) -> NoiseChains:
+        """For the fused score every noise, because its weights are fitted on them, and the meta-model's stopping noise.
 
-        Evidence by density is set by clean images alone, and so are the scores of its Dirichlet.
+        Evidence from density is fitted on clean images only, so the scores of its Dirichlet have seen no noise.
         """
-        meta = Ours().seen_noise(recipe, score) if self.evidence == "meta" else []
+        meta = DirichletMeta().seen_noise(recipe, score) if self.evidence == "meta" else []
         return [*meta, *([kind] for kind in NOISES)] if score == "fused" else meta
 
-    def score(self, view: View) -> Verdict:
-        """The base's classes, and the fused score; with evidence by density also all scores of its Dirichlet."""
-        doubts = torch.from_numpy(self._all_doubts(view)).float()
+    def score(self, outputs: BaseOutputs) -> Verdict:
+        """The base's classes and the fused score; with evidence from density also all scores of its Dirichlet."""
+        components = torch.from_numpy(self._components(outputs)).float()
         with torch.inference_mode():
-            found = {"fused": self.doubter.fusion(doubts).double().numpy()}
-        if self.by_density is not None:
-            found |= dirichlet_verdict(self._log_alpha(view)).scores
-        return Verdict(view.predictions, found)
+            values = {"fused": self.ood_scores.fusion(components).double().numpy()}
+        if self.density_evidence is not None:
+            values |= dirichlet_verdict(self._log_alpha(outputs)).scores
+        return Verdict(outputs.predictions, values)
 
-    def _all_doubts(self, view: View) -> NDArray[np.float64]:
-        """What is fused, (N, J)."""
-        return self._doubts(view, scores(self._log_alpha(view)).mutual_information)
+    def _components(self, outputs: BaseOutputs) -> NDArray[np.float64]:
+        """The scores that are fused, (N, J)."""
+        information = scores(self._log_alpha(outputs)).mutual_information
+        return self.ood_scores.all_components(outputs.features.logits, information, outputs.features.taps)
 
-    def _log_alpha(self, view: View) -> Tensor:
+    def _distance(self, outputs: BaseOutputs) -> NDArray[np.float64]:
+        """Distance from the training data, (N,)."""
+        no_information = torch.zeros(len(outputs))
+        return self.ood_scores.all_components(outputs.features.logits, no_information, outputs.features.taps)[:, 2]
+
+    def _log_alpha(self, outputs: BaseOutputs) -> Tensor:
         if self.head is not None:
-            return self.head.outputs(view)
-        assert self.by_density is not None
-        distance = self._doubts(view, torch.zeros(len(view)))[:, 2]
+            return self.head(outputs)
+        assert self.density_evidence is not None
+        distance = torch.from_numpy(self._distance(outputs)).float()
         with torch.inference_mode():
-            opinion = torch.from_numpy(softmax(view.logits, axis=1))
-            made: Tensor = self.by_density(opinion, torch.from_numpy(distance).float())
-            return made
-
-    def _doubts(self, view: View, information: Tensor) -> NDArray[np.float64]:
-        return self.doubter.all_doubts(view.features, information)
+            log_alpha: Tensor = self.density_evidence(torch.from_numpy(softmax(outputs.logits, axis=1)), distance)
+            return log_alpha

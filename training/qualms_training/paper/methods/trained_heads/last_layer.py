@@ -1,36 +1,36 @@
-"""The paper's ablation of everything but the stopping: the base's last layer, trained anew."""
+"""The paper's ablation that keeps only the early stopping: a new last layer of the base."""
 
 from dataclasses import dataclass
 
-from qualms_training.paper.material import Frozen, View
-from qualms_training.paper.method import Chains, PostHoc, Verdict
+from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
+from qualms_training.paper.method import NoiseChains, PostHocMethod, Verdict
 from qualms_training.paper.methods.trained_heads.heads import (
     FirstOnly,
     TrainedHead,
     cross_entropy,
-    last,
+    penultimate_feature,
     seeded_linear,
-    softmax_verdict,
     stopping_noise,
     train_head,
 )
+from qualms_training.paper.methods.verdicts import softmax_verdict
 from qualms_training.recipe import Recipe
 
 
 @dataclass
-class LastLayer(PostHoc):
-    """A fresh linear layer on the penultimate feature, by cross-entropy, stopped by the noisy copies."""
+class LastLayer(PostHocMethod):
+    """A new linear layer on the penultimate feature, trained with cross-entropy and early stopping."""
 
-    def fit(self, frozen: Frozen) -> int:
+    def fit(self, inputs: PostHocInputs) -> int:
         """Train the layer."""
-        width = frozen.head.weight.shape[1]
-        self.head = TrainedHead(FirstOnly(seeded_linear(width, frozen.classes, frozen.seed)), last)
-        return train_head(frozen, self.head, frozen.recipe.meta, cross_entropy())
+        layer = seeded_linear(inputs.head.weight.shape[1], inputs.classes, inputs.seed)
+        self.head = TrainedHead(FirstOnly(layer), penultimate_feature)
+        return train_head(inputs, self.head, inputs.recipe.meta, cross_entropy())
 
-    def seen_noise(self, recipe: Recipe, score: str) -> Chains:
-        """What it is stopped by."""
+    def seen_noise(self, recipe: Recipe, score: str) -> NoiseChains:
+        """The noisy copies used for early stopping."""
         return stopping_noise(recipe.meta)
 
-    def score(self, view: View) -> Verdict:
-        """Class, entropy and 1 − max probability of its softmax."""
-        return softmax_verdict(self.head.outputs(view))
+    def score(self, outputs: BaseOutputs) -> Verdict:
+        """Class, entropy and 1 − max probability of the softmax."""
+        return softmax_verdict(self.head(outputs))

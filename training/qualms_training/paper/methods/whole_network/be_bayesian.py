@@ -7,42 +7,42 @@ from torch import Tensor, nn
 
 from qualms_training.meta.dirichlet import negative_elbo
 from qualms_training.meta.meta_model import SoftClamp
-from qualms_training.paper.material import Pictures, Shown
-from qualms_training.paper.method import OnImages, Verdict
-from qualms_training.paper.methods.trained_heads.heads import dirichlet_verdict
+from qualms_training.paper.inputs import ImageInputs, Images
+from qualms_training.paper.method import ImageMethod, Verdict
+from qualms_training.paper.methods.verdicts import dirichlet_verdict
 from qualms_training.paper.methods.whole_network.networks import new_network, outputs, section_for, train_network
 from qualms_training.recipe import Count, Positive
 
 
 @dataclass
-class BeBayesian(OnImages):
-    """The base's architecture, its outputs read as log α and trained from scratch for the meta-model's ELBO."""
+class BeBayesian(ImageMethod):
+    """The base's architecture with its outputs used as log α, trained from scratch with the meta-model's ELBO."""
 
     kl_weight: Positive = 1e-2
     """λ: 1e-2 for CIFAR-10, 3e-3 for CIFAR-100"""
     clip_norm: Positive = 1.0
-    """of the gradient, which grows like 1/α where α is small"""
+    """largest norm of the gradient, which grows like 1/α where α is small"""
     epochs: Count | None = None
-    """of training; None takes as many as the base"""
+    """epochs of training; None uses as many as the base"""
 
-    def fit(self, pictures: Pictures) -> int:
+    def fit(self, inputs: ImageInputs) -> int:
         """Train with the base's optimiser."""
-        self.model = nn.Sequential(new_network(pictures), SoftClamp())
-        self.device = pictures.device
+        self.model = nn.Sequential(new_network(inputs), SoftClamp())
+        self.device = inputs.device
         return train_network(
-            pictures,
+            inputs,
             self.model,
-            section_for(pictures, self.epochs),
+            section_for(inputs, self.epochs),
             criterion=self.loss,
-            decided_by=self.kl_weight,
+            depends_on=self.kl_weight,
             clip_norm=self.clip_norm,
         )
 
-    def score(self, shown: Shown) -> Verdict:
-        """The class of most evidence, and the five scores of Dir(α)."""
-        return dirichlet_verdict(outputs(self.model, shown, self.device))
+    def score(self, images: Images) -> Verdict:
+        """The class with the largest α, and the five scores of Dir(α)."""
+        return dirichlet_verdict(outputs(self.model, images, self.device))
 
     def loss(self, log_alpha: Tensor, labels: Tensor) -> Tensor:
-        """The ELBO with a uniform prior, with its sign changed, of log α (N, K)."""
+        """The negative ELBO of log α (N, K), with a uniform prior."""
         prior = torch.ones(log_alpha.shape[1], dtype=torch.float64, device=log_alpha.device)
         return negative_elbo(log_alpha, labels, self.kl_weight, prior)

@@ -10,8 +10,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from qualms.bundle.manifest import Fraction
 from qualms_training.meta.taps import open_head
-from qualms_training.paper.material import Pictures, Shown
-from qualms_training.paper.method import NotApplicableError, OnImages, Verdict
+from qualms_training.paper.inputs import ImageInputs, Images
+from qualms_training.paper.method import ImageMethod, NotApplicableError, Verdict
 from qualms_training.paper.methods.whole_network.networks import (
     batches,
     example_for,
@@ -23,56 +23,59 @@ from qualms_training.recipe import Count
 
 
 @dataclass
-class MCDropout(OnImages):
-    """The base's architecture trained with dropout, which stays on while the passes over an image are averaged.
+class MCDropout(ImageMethod):
+    """The base's architecture trained with dropout; scores average several passes in which dropout is active.
 
-    A network's own dropout is used where it has some; otherwise there is one in front of each linear layer.
+    If the network has no dropout layers, one is inserted before each linear layer.
     """
 
     samples: Count = 20
     """T: passes over each image"""
     dropout: Fraction = 0.5
-    """probability of dropping a unit, where the network has no dropout of its own"""
+    """probability of dropping a unit, if the network has no dropout layers of its own"""
     epochs: Count | None = None
-    """of training; None takes as many as the base"""
+    """epochs of training; None uses as many as the base"""
 
-    def fit(self, pictures: Pictures) -> int:
-        """Train as the base is trained."""
-        self.model = with_dropout(new_network(pictures), self.dropout, example_for(pictures))
-        self.seed, self.device = pictures.seed, pictures.device
-        return train_network(pictures, self.model, section_for(pictures, self.epochs))
+    def fit(self, inputs: ImageInputs) -> int:
+        """Train with the base's settings."""
+        self.model = with_dropout(new_network(inputs), self.dropout, example_for(inputs))
+        self.seed, self.device = inputs.seed, inputs.device
+        return train_network(inputs, self.model, section_for(inputs, self.epochs))
 
     @torch.inference_mode()
-    def score(self, shown: Shown) -> Verdict:
-        """Class of the mean probabilities; their entropy, and the mutual information with the network drawn."""
-        _drop_at_test(self.model.to(self.device))
-        certain, drawn = self.model
+    def score(self, images: Images) -> Verdict:
+        """The class and entropy of the mean probabilities, and the mutual information between class and weights."""
+        enable_dropout(self.model.to(self.device))
+        deterministic, random = self.model
         parts = []
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)  # dropout draws from the global generator
-            for batch in batches(shown, self.device):
-                features = certain(batch)
-                logits = torch.stack([drawn(features) for _ in range(self.samples)])
+            torch.manual_seed(self.seed)  # dropout uses the global generator
+            for batch in batches(images, self.device):
+                features = deterministic(batch)
+                logits = torch.stack([random(features) for _ in range(self.samples)])
                 parts.append(logits.double().log_softmax(dim=-1).cpu())
-        found = [sampled(logs) for logs in parts]
-        predictions, entropy, information = (torch.cat(column).numpy() for column in zip(*found, strict=True))
+        values = [sample_scores(logs) for logs in parts]
+        predictions, entropy, information = (torch.cat(column).numpy() for column in zip(*values, strict=True))
         return Verdict(predictions.astype(np.int64), {"entropy": entropy, "mutual_information": information})
 
 
-def sampled(logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log probabilities (T, N, K) to class, entropy of the mean, and that less the mean entropy, (N,) each."""
+def sample_scores(logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log probabilities (T, N, K) to class, entropy of the mean, and mutual information, (N,) each.
+
+    The mutual information is the entropy of the mean minus the mean entropy.
+    """
     p = logs.exp()
     mean = p.mean(dim=0)
     entropy = -torch.special.xlogy(mean, mean).sum(dim=-1)
-    # A logarithm stays finite where its probability underflows to 0, so that no product is NaN.
+    # The logarithms stay finite where a probability underflows to 0, so that no product is NaN.
     expected = -(p * logs).sum(dim=-1).mean(dim=0)
     return mean.argmax(dim=-1), entropy, entropy - expected
 
 
 def with_dropout(model: nn.Module, probability: float, example: Tensor) -> nn.Sequential:
-    """`model` in two parts, so that passes over an image need not repeat the first, which drops nothing.
+    """Split `model` into a deterministic part, which runs once per image, and a part with dropout.
 
-    A model that drops something is left as it is; another gets dropout in front of each of its linear layers.
+    A model that has dropout is not changed; otherwise a dropout layer is inserted before each linear layer.
     """
     if any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules()):
         return nn.Sequential(nn.Identity(), model)
@@ -88,8 +91,8 @@ def with_dropout(model: nn.Module, probability: float, example: Tensor) -> nn.Se
     return nn.Sequential(nn.Identity(), model)
 
 
-def _drop_at_test(model: nn.Module) -> None:
-    """Evaluation mode, in which batch normalisation is fixed, with dropout on."""
+def enable_dropout(model: nn.Module) -> None:
+    """Set evaluation mode, with fixed batch normalisation, but with active dropout."""
     model.eval()
     for module in model.modules():
         if isinstance(module, _DropoutNd):

@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 
 class RadialFlows(nn.Module):
-    """A density for each of K classes: a chain of radial flows from the data to a standard normal.
+    """A density for each of K classes: a chain of radial flows from the data to a standard normal distribution.
 
-    A flow moves z to z + β (z − c) / (a + r), where r is the distance of z from its centre c. It is invertible for
-    a > 0 and β > −a, which is how both are parameterised.
+    A flow maps z to z + β (z − c) / (a + r), where r is the distance of z from its centre c. It is invertible for
+    a > 0 and β > −a; the parameters are transformed so that both hold.
     """
 
     def __init__(self, classes: int, dimensions: int, length: int) -> None:
@@ -28,7 +28,7 @@ class RadialFlows(nn.Module):
         return normal + log_determinant
 
     def move(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Where each class's chain takes z (N, D), (N, K, D), and its log |determinant of the Jacobian|, (N, K)."""
+        """z (N, D) mapped by the chain of each class, (N, K, D), and the log |determinant of its Jacobian|, (N, K)."""
         dimensions, classes = z.shape[-1], self.centre.shape[1]
         moved = z.unsqueeze(1).expand(-1, classes, -1)
         total = z.new_zeros(len(z), classes)
@@ -37,7 +37,7 @@ class RadialFlows(nn.Module):
             beta = F.softplus(raw_beta) - a
             away = moved - centre
             h = 1 / (a + torch.linalg.vector_norm(away, dim=-1))
-            # Across the ray the map stretches by 1 + βh, in D − 1 directions; along it by 1 + βh + βh′r = 1 + βah².
+            # The map scales D − 1 directions across the ray by 1 + βh, and the direction along it by 1 + βh + βh′r = 1 + βah².
             total = total + (dimensions - 1) * torch.log1p(beta * h) + torch.log1p(beta * a * h.square())
             moved = moved + (beta * h).unsqueeze(-1) * away
         return moved, total

@@ -1,4 +1,4 @@
-"""The paper's published figures, to print beside ours.
+"""The paper's published figures, printed beside ours.
 
 Source: M. Shen, Y. Bu, P. Sattigeri, S. Ghosh, S. Das, G. Wornell, "Post-hoc Uncertainty Learning using a
 Dirichlet Meta-Model", AAAI 2023, its tables of OOD detection, misclassification detection, ablations and transfer.
@@ -39,13 +39,13 @@ class Figure(NamedTuple):
 
 
 def ood_figure(paper_id: str | None, score: str, data: str, metric: str) -> Figure | None:
-    """What the paper's OOD table says for our names of score and set, or None where it says nothing."""
+    """The figure of the paper's OOD table for our names of score and set, or None if the paper gives none."""
     method, short = _SCORES.get(score, (None, None))
     return figure("ood", paper_id, method, short, data, metric)
 
 
 def error_figure(paper_id: str | None, score: str, metric: str) -> Figure | None:
-    """The same for the misclassification table."""
+    """The figure of the paper's misclassification table for our name of a score, or None if the paper gives none."""
     method, short = _SCORES.get(score, (None, None))
     return figure("misclassification", paper_id, method, short, None, metric)
 
@@ -53,19 +53,19 @@ def error_figure(paper_id: str | None, score: str, metric: str) -> Figure | None
 def figure(
     task: str, paper_id: str | None, method: str | None, score: str | None, data: str | None, metric: str
 ) -> Figure | None:
-    """A figure by the paper's names, but for the data set's, which is ours; None where the paper gives none."""
+    """A figure by the paper's names of method and score and our name of the OOD set, or None if the paper gives none."""
     if data is not None and data not in _SETS:
         return None
     names = [None] if data is None else [_SETS[data], _SETS_OF_ABLATIONS.get(data)]
-    found = (_figures().get((task, paper_id, method, score, name, metric)) for name in names)
-    return next((value for value in found if value), None)
+    matches = (_figures().get((task, paper_id, method, score, name, metric)) for name in names)
+    return next((match for match in matches if match), None)
 
 
 @lru_cache(maxsize=1)
 def _figures() -> dict[tuple[str | None, ...], Figure]:
-    text = (resources.files("qualms_training.paper") / "figures.csv").read_text(encoding="utf-8")
-    found = {}
+    text = (resources.files("qualms_training.paper") / "published.csv").read_text(encoding="utf-8")
+    figures = {}
     for row in csv.DictReader(text.splitlines()):
         key = tuple(row[name] or None for name in ("task", "id", "method", "score", "ood", "metric"))
-        found[key] = Figure(float(row["mean"]), float(row["std"]) if row["std"] else None)
-    return found
+        figures[key] = Figure(float(row["mean"]), float(row["std"]) if row["std"] else None)
+    return figures

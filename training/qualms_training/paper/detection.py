@@ -1,0 +1,104 @@
+"""Detection metrics of a method: OOD sets, its own errors and the base's errors."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from qualms_training.errors import ModelError
+from qualms_training.meta.fusion import ERRORS
+from qualms_training.paper.method import Verdict
+from qualms_training.reporting.evaluation import detection
+
+
+class Detection(BaseModel):
+    """How well a score separates two sets of images, in percent."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    auroc: float
+    aupr: float
+    fpr95: float
+
+
+Detections = dict[str, Detection]
+"""by score"""
+
+
+class Measurements(BaseModel):
+    """Metrics of one method with one seed under one protocol."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    error_rate: float
+    """error rate of the method's predictions on the test set, in percent"""
+    base_error_rate: float | None
+    """error rate of the base's predictions, or None if the base's classes are not the data's"""
+    ood: dict[str, Detections]
+    """by column"""
+    own_errors: Detections
+    """detection of the method's own errors; empty if it makes none"""
+    noise: dict[str, Detections] = {}
+    """detection of noisy validation images, by noise, and of errors among validation images, which design choices are
+    based on; empty for methods on images"""
+    base_errors: Detections
+    """detection of the base's errors, which are the same images for every method; empty if there are none"""
+
+
+def measure(
+    verdicts: Mapping[str, Verdict],
+    labels: NDArray[np.int64],
+    base_predictions: NDArray[np.int64] | None,
+    negatives: Mapping[str, NDArray[np.bool_]] | None = None,
+) -> Measurements:
+    """Compute the metrics from the verdicts on `test` and on every column.
+
+    `labels` and `base_predictions` (N,) belong to `test`; there are no `base_predictions` if the base's classes are not
+    the data's. A column is compared with all test images, unless `negatives` has a mask (N,) of test images for it:
+    columns that consist of test images are compared with the remaining ones.
+    """
+    test = verdicts["test"]
+    _check_finite(verdicts)
+    own_errors = test.predictions != labels
+    base_errors = None if base_predictions is None else base_predictions != labels
+    ood = {}
+    for column, verdict in verdicts.items():
+        if column != "test":
+            mask = (negatives or {}).get(column, np.ones(len(labels), dtype=bool))
+            ood[column] = {name: _detection(values[mask], verdict.scores[name]) for name, values in test.scores.items()}
+    return Measurements(
+        error_rate=100 * float(own_errors.mean()),
+        base_error_rate=None if base_errors is None else 100 * float(base_errors.mean()),
+        ood=ood,
+        own_errors=_error_detections(test, own_errors),
+        base_errors={} if base_errors is None else _error_detections(test, base_errors),
+    )
+
+
+def measure_noise(clean: Verdict, wrong: NDArray[np.bool_], noisy: Mapping[str, Verdict]) -> dict[str, Detections]:
+    """Metrics of separating clean images from noisy copies, by noise, and the `wrong` (N,) clean images from the others."""
+    by_noise = {
+        kind: {name: _detection(values, verdict.scores[name]) for name, values in clean.scores.items()}
+        for kind, verdict in noisy.items()
+    }
+    return {**by_noise, ERRORS: _error_detections(clean, wrong)}
+
+
+def _error_detections(verdict: Verdict, wrong: NDArray[np.bool_]) -> Detections:
+    if not 0 < wrong.sum() < len(wrong):
+        return {}
+    return {name: _detection(values[~wrong], values[wrong]) for name, values in verdict.scores.items()}
+
+
+def _detection(negatives: NDArray[Any], positives: NDArray[Any]) -> Detection:
+    auroc, aupr, fpr95 = detection(negatives, positives)
+    return Detection(auroc=auroc, aupr=aupr, fpr95=fpr95)
+
+
+def _check_finite(verdicts: Mapping[str, Verdict]) -> None:
+    for column, verdict in verdicts.items():
+        for name, values in verdict.scores.items():
+            if not np.isfinite(values).all():
+                raise ModelError(f"Score {name!r} has values on {column!r} that are not finite.")

@@ -1,0 +1,44 @@
+"""Classes and uncertainty scores from logits, class probabilities or Dirichlet parameters."""
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_softmax
+from torch import Tensor
+
+from qualms.bundle.scores import SCORES, as_uncertainty
+from qualms_training.meta.dirichlet import scores
+from qualms_training.paper.method import Verdict
+
+DIRICHLET_SCORES = ("entropy", "mutual_information", "differential_entropy", "precision")
+
+
+def dirichlet_verdict(log_alpha: Tensor) -> Verdict:
+    """The class with the largest α and the paper's five scores, from log α (N, K)."""
+    values = scores(log_alpha)
+    uncertainty = {
+        name: as_uncertainty(getattr(values, name).numpy(), SCORES[name].direction) for name in DIRICHLET_SCORES
+    }
+    uncertainty["max_probability"] = values.error_probability.double().numpy()
+    return Verdict(log_alpha.argmax(dim=1).numpy(), dict(uncertainty))
+
+
+def softmax_verdict(logits: Tensor) -> Verdict:
+    """The class with the largest logit and the two scores of the softmax, from logits (N, K)."""
+    return Verdict(logits.argmax(dim=1).numpy(), dict(softmax_scores(logits.double().numpy())))
+
+
+def softmax_scores(logits: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """Entropy and 1 − max probability of softmax(logits), (N, K) to (N,) each, without cancellation."""
+    logs = log_softmax(logits, axis=1)
+    return probability_scores(np.exp(logs), logs)
+
+
+def probability_scores(
+    probabilities: NDArray[np.float64], logs: NDArray[np.float64] | None = None
+) -> dict[str, NDArray[np.float64]]:
+    """Entropy and 1 − max probability of probabilities (N, K), (N,) each; `logs` are their logarithms, if known."""
+    if logs is None:
+        logs = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
+    others = probabilities.copy()
+    others[np.arange(len(others)), others.argmax(axis=1)] = 0.0
+    return {"entropy": -(probabilities * logs).sum(axis=1), "max_probability": others.sum(axis=1)}
