@@ -24,7 +24,7 @@ from tests.docker.stack import (
 
 MISSING = missing_programs("prometheus", "prometheus-alertmanager")
 
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+pytestmark = [pytest.mark.container, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,7 @@ PROJECT = "qualmstest"
 STARTED = ("service", "prometheus", "alertmanager", "traffic")
 
 pytestmark = [
+    pytest.mark.container,
     pytest.mark.skipif(bool(MISSING), reason=MISSING),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a container engine"),
 ]
