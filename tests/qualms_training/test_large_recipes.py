@@ -11,7 +11,7 @@ from qualms_training.fitting.base_trainer import train_base
 from qualms_training.fitting.feature_cache import cached_features
 from qualms_training.fitting.loop import Hooks
 from qualms_training.fitting.meta_trainer import StoppingData, outputs, train_meta
-from qualms_training.meta.extractor import Extractor, Normalise, Reduce
+from qualms_training.meta.extractor import Extractor, Normalise, build_reduce
 from qualms_training.meta.meta_model import PooledMeta, build_meta
 from qualms_training.meta.taps import Tapped
 from qualms_training.models import build, freeze
@@ -44,7 +44,7 @@ def test_base_and_meta_model_of_a_gpu_recipe_train_for_a_few_steps(
         seed=0, checkpoint=tmp_path / "base.pt", fingerprint="base", device=CPU, hooks=hooks,
     )  # fmt: skip
     meta = recipe.meta
-    reduce = Reduce("flatten") if meta.form == "published" else Reduce("pool", meta.grid, meta.statistics)
+    reduce = build_reduce(meta)
     assert recipe.base.taps != "auto"
     extractor = Extractor(normalise, Tapped(freeze(base), recipe.base.taps), reduce).eval()
     features = cached_features(extractor, images, tmp_path / "features", CPU)
