@@ -16,12 +16,10 @@ from qualms_training.paper.methods.post_hoc.knn import KNN
 from qualms_training.paper.methods.post_hoc.mahalanobis import MahalanobisPlusPlus
 from qualms_training.paper.methods.post_hoc.rmds import RMDS
 from qualms_training.paper.methods.post_hoc.vim import ViM
-from qualms_training.paper.methods.trained_heads.cross_ent import CrossEnt
+from qualms_training.paper.methods.trained_heads.ablations import CrossEnt, LastLayer, LinearMeta
 from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta
 from qualms_training.paper.methods.trained_heads.fine_tune import FineTune
 from qualms_training.paper.methods.trained_heads.fused import Fused
-from qualms_training.paper.methods.trained_heads.last_layer import LastLayer
-from qualms_training.paper.methods.trained_heads.linear_meta import LinearMeta
 from qualms_training.paper.methods.trained_heads.lula import LULA
 from qualms_training.paper.methods.trained_heads.whitebox import Whitebox
 from qualms_training.paper.methods.whole_network.aloe import ALOE

@@ -1,1 +1,1 @@
-"""The methods of the tables, one file each."""
+"""The methods of the tables, one file each; the paper's ablations share one."""

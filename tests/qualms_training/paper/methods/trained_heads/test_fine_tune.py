@@ -10,9 +10,9 @@ import pytest
 from qualms_training.fitting.meta_trainer import train_meta
 from qualms_training.paper.inputs import Head, LabelledOutputs, PostHocInputs
 from qualms_training.paper.methods.trained_heads import heads
+from qualms_training.paper.methods.trained_heads.ablations import LastLayer
 from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta
 from qualms_training.paper.methods.trained_heads.fine_tune import FineTune
-from qualms_training.paper.methods.trained_heads.last_layer import LastLayer
 from qualms_training.paper.registry import METHODS
 
 DrawOutputs = Callable[..., LabelledOutputs]

@@ -14,10 +14,8 @@ from sklearn.linear_model import LogisticRegression
 from qualms_training.fitting.meta_trainer import train_meta
 from qualms_training.paper.inputs import LabelledOutputs, PostHocInputs
 from qualms_training.paper.methods.trained_heads import heads
-from qualms_training.paper.methods.trained_heads.cross_ent import CrossEnt
+from qualms_training.paper.methods.trained_heads.ablations import CrossEnt, LastLayer, LinearMeta
 from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta
-from qualms_training.paper.methods.trained_heads.last_layer import LastLayer
-from qualms_training.paper.methods.trained_heads.linear_meta import LinearMeta
 from qualms_training.paper.methods.verdicts import dirichlet_verdict, softmax_verdict
 
 DrawOutputs = Callable[..., LabelledOutputs]

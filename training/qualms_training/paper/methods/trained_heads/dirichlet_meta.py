@@ -6,10 +6,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from qualms_training.meta.meta_model import build_meta
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
 from qualms_training.paper.method import NoiseChains, PostHocMethod, Verdict
-from qualms_training.paper.methods.trained_heads.heads import TrainedHead, stopping_noise, tap_features, train_head
+from qualms_training.paper.methods.trained_heads.heads import meta_head, stopping_noise, train_head
 from qualms_training.paper.methods.verdicts import dirichlet_verdict
 from qualms_training.recipe import MetaSection, Recipe
 
@@ -26,8 +25,7 @@ class DirichletMeta(PostHocMethod):
     def fit(self, inputs: PostHocInputs) -> int:
         """Train on the taps, and keep the epoch that is best on validation data."""
         train, section = inputs.train.outputs, self._section(inputs.recipe)
-        widths = [(tap.shape[1],) for tap in train.features.taps]
-        self.head = TrainedHead(build_meta(section, widths, inputs.classes, inputs.seed), tap_features)
+        self.head = meta_head(inputs, section)
         chosen = None
         if self.share < 1:
             count = round(self.share * len(train))

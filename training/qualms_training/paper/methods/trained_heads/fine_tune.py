@@ -3,18 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qualms_training.meta.meta_model import build_meta
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
 from qualms_training.paper.method import PostHocMethod, Verdict
-from qualms_training.paper.methods.trained_heads.heads import (
-    FirstOnly,
-    TrainedHead,
-    cross_entropy,
-    penultimate_feature,
-    seeded_linear,
-    tap_features,
-    train_head,
-)
+from qualms_training.paper.methods.trained_heads.heads import cross_entropy, linear_head, meta_head, train_head
 from qualms_training.paper.methods.verdicts import softmax_verdict
 from qualms_training.recipe import Count, NotNegative, Positive
 
@@ -35,13 +26,9 @@ class FineTune(PostHocMethod):
 
     def fit(self, inputs: PostHocInputs) -> int:
         """Train the new layers."""
-        if self.structure == "meta":
-            widths = [(tap.shape[1],) for tap in inputs.train.outputs.features.taps]
-            self.head = TrainedHead(build_meta(inputs.recipe.meta, widths, inputs.classes, inputs.seed), tap_features)
-        else:
-            layer = seeded_linear(inputs.head.weight.shape[1], inputs.classes, inputs.seed)
-            self.head = TrainedHead(FirstOnly(layer), penultimate_feature)
-        section = inputs.recipe.meta.model_copy(update=self._optimisation())
+        meta = inputs.recipe.meta
+        self.head = meta_head(inputs, meta) if self.structure == "meta" else linear_head(inputs)
+        section = meta.model_copy(update=self._optimisation())
         return train_head(inputs, self.head, section, cross_entropy(), stop=False)
 
     def score(self, outputs: BaseOutputs) -> Verdict:

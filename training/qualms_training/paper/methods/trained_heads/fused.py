@@ -17,7 +17,7 @@ from qualms_training.meta.ood_scores import OodScores
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
 from qualms_training.paper.method import NoiseChains, PostHocMethod, Verdict
 from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta
-from qualms_training.paper.methods.trained_heads.heads import TrainedHead
+from qualms_training.paper.methods.trained_heads.heads import FeatureHead
 from qualms_training.paper.methods.verdicts import dirichlet_verdict
 from qualms_training.recipe import Recipe
 
@@ -36,7 +36,7 @@ class Fused(PostHocMethod):
         self.ood_scores = OodScores([tap.shape[1] for tap in taps], inputs.head.weight.shape[0], count)
         self.ood_scores.density.fit([np.asarray(tap, dtype=np.float32) for tap in taps], inputs.train.labels)
         size = sum(tensor.numel() for tensor in self.ood_scores.buffers())
-        self.head: TrainedHead | None = None
+        self.head: FeatureHead | None = None
         self.density_evidence: DensityEvidence | None = None
         if self.evidence == "meta":
             meta = DirichletMeta()

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from qualms_training.files import fingerprint
 from qualms_training.fitting.feature_cache import Features
 from qualms_training.fitting.meta_trainer import Objective, StoppingData, outputs, train_meta
-from qualms_training.meta.meta_model import PooledMeta
+from qualms_training.meta.meta_model import PooledMeta, build_meta
 from qualms_training.models import count_parameters
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
 from qualms_training.paper.method import NoiseChains
@@ -21,7 +21,7 @@ from qualms_training.recipe import MetaSection
 
 
 @dataclass(frozen=True)
-class TrainedHead:
+class FeatureHead:
     """A network on a part of the base's outputs."""
 
     model: nn.Module
@@ -31,6 +31,18 @@ class TrainedHead:
     def __call__(self, base_outputs: BaseOutputs) -> Tensor:
         """Outputs of the network, (N, K)."""
         return outputs(self.model, self.select(base_outputs), next(self.model.parameters()).device)
+
+
+def meta_head(inputs: PostHocInputs, section: MetaSection) -> FeatureHead:
+    """An untrained meta-model on the recipe's taps."""
+    widths = [(tap.shape[1],) for tap in inputs.train.outputs.features.taps]
+    return FeatureHead(build_meta(section, widths, inputs.classes, inputs.seed), tap_features)
+
+
+def linear_head(inputs: PostHocInputs, *following: nn.Module) -> FeatureHead:
+    """An untrained linear layer on the penultimate feature, and the modules that follow it."""
+    layer = seeded_linear(inputs.head.weight.shape[1], inputs.classes, inputs.seed)
+    return FeatureHead(FirstOnly(layer, *following), penultimate_feature)
 
 
 def tap_features(base_outputs: BaseOutputs) -> Features:
@@ -66,7 +78,7 @@ def seeded_linear(width: int, classes: int, seed: int) -> nn.Linear:
 
 def train_head(
     inputs: PostHocInputs,
-    head: TrainedHead,
+    head: FeatureHead,
     section: MetaSection,
     objective: Objective | None = None,
     chosen: NDArray[np.int64] | None = None,
