@@ -37,7 +37,7 @@ def load_toml(name_or_path: str, folder: Traversable, kind: str) -> dict[str, An
 
 def save_torch(path: Path, value: Any) -> None:
     """torch.save, atomically."""
-    import torch  # noqa: PLC0415  # recipes are listed where torch is not installed
+    import torch  # noqa: PLC0415  # recipes can be listed without torch
 
     with atomic_path(path) as temporary:
         torch.save(value, temporary)

@@ -202,7 +202,7 @@ class Recipe(Section):
     meta: MetaSection
     operating: Operating = Operating()
     fuse: bool | None = None
-    """whether the bundle has the scores distance and fused; by default if taps are pooled, and so narrow enough"""
+    """whether the bundle has the scores distance and fused; default: if the taps are pooled, as flattened ones are too wide"""
     report_targets: list[Fraction] = [0.05, 0.01]
 
     @model_validator(mode="before")

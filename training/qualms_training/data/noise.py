@@ -30,7 +30,7 @@ def permutation(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[
 
 def blur(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Blur each image with a Gaussian, also across its channels, as in the authors' code."""
-    from scipy.ndimage import gaussian_filter  # noqa: PLC0415  # recipes are also read where scipy is not installed
+    from scipy.ndimage import gaussian_filter  # noqa: PLC0415  # recipes can be listed without scipy
 
     blurred = np.empty_like(images)
     for index, sigma in enumerate(rng.uniform(*BLUR_SIGMA, size=len(images))):

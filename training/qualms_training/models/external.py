@@ -100,7 +100,7 @@ def _import_from(folder: Path, package: str) -> None:
     spec = PathFinder.find_spec(package, [str(folder)])
     if spec is None:
         return
-    if spec.loader is None:  # no __init__.py: without this, folders of the same name elsewhere on the path join in
+    if spec.loader is None:  # no __init__.py: search this folder only, not folders of that name elsewhere on the path
         spec.submodule_search_locations = [str(folder / package)]
     module = module_from_spec(spec)
     sys.modules[package] = module
