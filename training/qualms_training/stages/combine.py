@@ -20,6 +20,9 @@ from qualms_training.stages import fit
 from qualms_training.stages.context import RunContext
 from qualms_training.stages.features import features, noisy_fit_features
 
+FORMAT = 2
+"""of doubter.pt; a new number makes the stage run again in existing run folders"""
+
 
 def run(context: RunContext) -> None:
     """Fit the OOD scores, if the recipe has them, and display the weights of the fused score."""
@@ -43,7 +46,7 @@ def results(context: RunContext) -> dict[str, Any]:
 def inputs_fingerprint(context: RunContext) -> str:
     """Fingerprint of all settings, weights and data that determine the OOD scores."""
     meta = [fit.inputs_fingerprint(context), identity(fit.fitted_meta(context))]
-    return fingerprint(*meta, list(NOISES), context.data.record)
+    return fingerprint(*meta, list(NOISES), context.data.record, FORMAT)
 
 
 def misclassified(context: RunContext, images: Features, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
