@@ -103,7 +103,7 @@ class Batcher:
         # and each would be run by itself.
         lone = idle and self._single and in_progress == 1
         if lone and self.admission.cost(rows) <= self._short_seconds:
-            if self._decode(job, job.queued):
+            if self._decode(job, job.queued, waiting_rows=0):
                 self._deliver([job], [], self._run([job]))
             return
         self._arrived.append(job)
@@ -148,35 +148,35 @@ class Batcher:
 
     def _decode_arrived(self) -> list[Job]:
         """Decode about one batch."""
-        ready, rows, dropped_rows = list[Job](), 0, 0
+        ready, rows = list[Job](), 0
         now = self._clock()
         while self._arrived and rows < self._engine.max_batch:
             job = self._arrived.popleft()
-            if self._decode(job, now):
+            if self._decode(job, now, waiting_rows=job.rows):
                 ready.append(job)
                 rows += job.rows
-            else:
-                dropped_rows += job.rows
             now += job.decode_seconds
-        if dropped_rows:
-            with self._lock:
-                self.admission.rows_waiting -= dropped_rows
         return ready
 
-    def _decode(self, job: Job, now: float) -> bool:
-        """Decode the images of a live job; a failure ends the job."""
+    def _decode(self, job: Job, now: float, waiting_rows: int) -> bool:
+        """Decode the images of a live job; a dead or failed one ends here, and its `waiting_rows` leave the queue."""
         if job.dead(now):
             assert job.dropped_for is not None
-            job.done(job.dropped_for)
+            self._end(job, job.dropped_for, waiting_rows)
             return False
         try:
             job.images = job.decode()
         except Exception as error:
-            job.done(error)
+            self._end(job, error, waiting_rows)
             return False
         finally:
             job.decode_seconds = self._clock() - now
         return True
+
+    def _end(self, job: Job, error: Exception, waiting_rows: int) -> None:
+        with self._lock:  # before `done`, which may ask for admission again
+            self.admission.rows_waiting -= waiting_rows
+        job.done(error)
 
     def _next_rows(self) -> int:
         """Upper bound on the rows of the next batch."""

@@ -75,7 +75,7 @@ class PredictHandler:
         request = PredictRequest(self, dict(scope["headers"]), exchange.disconnected, exchange.reply)
         exchange.on_cancel = request.cancel
         if request.parse_head(scope["query_string"]):
-            request.answer(bytes(exchange.body))
+            request.answer(exchange.take_body(), just_admitted=True)
         return True
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -90,8 +90,7 @@ class PredictHandler:
         headers = dict(scope["headers"])
         request = PredictRequest(self, headers, client_disconnected(receive), respond)
         try:
-            # Refuse before the body is read: a refusal must cost little.
-            if request.parse_head(scope["query_string"], admit=self.state.in_progress() > 1):
+            if request.parse_head(scope["query_string"]):
                 request.answer(await self._read(headers, receive, request.timeout))
             await replied.wait()
         except (Exception, asyncio.CancelledError) as error:
@@ -169,8 +168,11 @@ class PredictRequest:
         self.id = parse_request_id(headers)
         self.timeout = 0.0
 
-    def parse_head(self, query: bytes, *, admit: bool = False) -> bool:
-        """Check readiness, query and headers, and with `admit` the queue; False if the request was answered here."""
+    def parse_head(self, query: bytes) -> bool:
+        """Check readiness, query, headers and the queue; False if the request was answered here.
+
+        An overloaded service refuses before it reads or parses the body, because a refusal must cost little.
+        """
         state, settings = self._handler.state, self._handler.settings
         try:
             self._model = state.ready_model()
@@ -178,17 +180,20 @@ class PredictRequest:
             self.timeout = parse_timeout(
                 self._headers, settings.request_timeout_seconds, settings.max_request_timeout_seconds
             )
-            return not admit or self._admit(1)
+            return self._admit(1)
         except Exception as error:
             self.fail(error)
             return False
 
-    def answer(self, body: bytes) -> None:
-        """Parse the body, admit the request and queue its images."""
+    def answer(self, body: bytes, *, just_admitted: bool = False) -> None:
+        """Parse the body, admit the request and queue its images.
+
+        With `just_admitted`, a request for one image is not admitted again: that saves 1 µs.
+        """
         parse = partial(parse_images, self._headers.get(b"content-type", b""), body, self._handler.limits)
         try:
             if len(body) <= INLINE_PARSE_BYTES:
-                self._queue(parse())
+                self._queue(parse(), admitted_rows=int(just_admitted))
             else:
                 self._in_pool(parse, self._queue)
         except Exception as error:
@@ -230,13 +235,13 @@ class PredictRequest:
         self._finish(Kind.OVERLOADED.status, Kind.OVERLOADED, overloaded_reply(retry_after, self.id))
         return False
 
-    def _queue(self, inputs: list[ImageInput]) -> None:
+    def _queue(self, inputs: list[ImageInput], admitted_rows: int = 0) -> None:
         """Queue images; small ones are decoded when the batcher takes them."""
         if self._over:
             return
         if self._point is not DEFAULT_OPERATING_POINT:
             self._model.decider.rule(self._point)  # an unsupported operating point costs no inference
-        if not self._admit(len(inputs)):
+        if len(inputs) > admitted_rows and not self._admit(len(inputs)):
             return
         if sum(map(_size, inputs)) > INLINE_BYTES or not all(map(_decodes_quickly, inputs)):
             self._decode_in_pool(inputs)
@@ -247,10 +252,14 @@ class PredictRequest:
         self._model.batcher.queue(decode, len(inputs), self._started + self.timeout, self._gone, done)
 
     def _decoded_inline(self, inputs: list[ImageInput], result: Answer | Exception) -> None:
-        if isinstance(result, Problem) and result.kind is Kind.TOO_LARGE and not self._over:
-            self._decode_in_pool(inputs)  # it has too many pixels for the event loop
-        else:
+        if self._over or not isinstance(result, Problem) or result.kind is not Kind.TOO_LARGE:
             self._done(result)
+            return
+        try:  # an image has too many pixels for the event loop
+            if self._admit(len(inputs)):
+                self._decode_in_pool(inputs)
+        except Exception as error:
+            self.fail(error)
 
     def _decode_in_pool(self, inputs: list[ImageInput]) -> None:
         rows, deadline = len(inputs), self._started + self.timeout
@@ -263,12 +272,9 @@ class PredictRequest:
             if not self._over and self._admit(rows):
                 self._model.batcher.queue(lambda: images, rows, deadline, self._gone, self._done)
 
-        admission.decode_started(rows)
-        self._in_pool(
-            partial(_timed_decode, inputs, spec, max_pixels, deadline),
-            decoded,
-            lambda: admission.decode_ended(rows, None),
-        )
+        work = partial(_timed_decode, inputs, spec, max_pixels, deadline)
+        self._in_pool(work, decoded, lambda: admission.decode_ended(rows, None))
+        admission.decode_started(rows)  # only if the pool has accepted the work; the callbacks run later
 
     def _in_pool(
         self, work: Callable[[], T], then: Callable[[T], None], on_error: Callable[[], None] = lambda: None

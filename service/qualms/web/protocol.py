@@ -190,10 +190,16 @@ class Exchange:
         """called when the server's grace period is over"""
         self.over = False
 
-    @property
-    def body(self) -> bytearray:
-        """The request's body."""
-        return self._cycle.body
+    def take_body(self) -> bytes:
+        """The request's body; call it once.
+
+        As in uvicorn's `receive`, the connection no longer holds the body, and reading goes on, without which a
+        disconnect would not be noticed. While pipelined requests wait, reading stays paused.
+        """
+        body, self._cycle.body = bytes(self._cycle.body), bytearray()
+        if not self._protocol.pipeline:
+            self._protocol.flow.resume_reading()
+        return body
 
     def disconnected(self) -> bool:
         """Whether the client has disconnected."""
