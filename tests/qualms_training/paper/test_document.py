@@ -56,7 +56,7 @@ def test_the_best_row_and_all_insignificantly_worse_rows_are_marked_except_contr
     assert best(mark_best(table("AUROC"), unrated=())) == ["a", "b"]
 
 
-def test_a_row_that_is_clearly_worse_than_any_other_is_not_marked() -> None:
+def test_a_row_that_is_clearly_worse_than_some_other_row_is_not_marked() -> None:
     rows = [
         Row("lucky", "", [Cell({0: 99.8, 1: 100.0})]),
         Row("good", "", [Cell(seeds(99.8, 99.9, 99.8, 99.9, 99.8))]),

@@ -1,1 +1,1 @@
-"""The paper's tables made again: many methods on one frozen base, under two protocols, over seeds."""
+"""Reproduction of the paper's tables: many methods on one frozen base, with several seeds, under two protocols."""

@@ -1,6 +1,6 @@
 """The interface of all methods: `fit` learns from training data, `score` returns classes and uncertainty scores.
 
-To add a method to the tables:
+To add a score of an existing method to the tables, return it from the method's `score`. To add a method:
 
 1. Write a dataclass that derives from `PostHocMethod` (it uses the outputs of the frozen base) or `ImageMethod` (it uses
    images), in `methods/post_hoc/`, `methods/trained_heads/` or `methods/whole_network/`. Its fields are its

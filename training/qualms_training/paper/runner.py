@@ -30,7 +30,7 @@ from qualms_training.stages.context import RunContext
 
 
 class Result(BaseModel):
-    """Result of one method with one seed under one protocol, as saved in its file."""
+    """Result of one method with one seed under one protocol. The aliases are the keys in the saved file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True, serialize_by_alias=True)
 

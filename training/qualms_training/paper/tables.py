@@ -1,4 +1,4 @@
-"""From results to tables: every method has rows and every OOD set a column; missing results are shown with a reason."""
+"""Tables from results: every method has rows and every OOD set a column, also if there are no results."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,10 +14,10 @@ from qualms_training.paper.method import NoiseChains
 from qualms_training.paper.published import Figure, figure
 from qualms_training.paper.registry import METHODS, PAPER_SCORE_NAMES, Entry, Group, methods_for
 from qualms_training.paper.runner import Result
+from qualms_training.reporting.report import METRICS
 
 NOT_AVAILABLE = "not available"
 NOT_RUN = "not run"
-METRICS = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
 MEAN_OF_IMAGES = "mean of images"
 """column with the mean over all OOD sets except the Corrupted set, which is noise"""
 
