@@ -406,6 +406,37 @@ def test_a_large_image_on_an_idle_service_is_not_delayed_by_itself(play_both: Pl
     play_both(scene)
 
 
+@pytest.fixture
+def held_decoding(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Holds decoding in the pool; call it to continue."""
+    released = threading.Event()
+
+    def held(*args: Any, **options: Any) -> Any:
+        pixels = preprocess(*args, **options)
+        assert released.wait(TIMEOUT)
+        return pixels
+
+    monkeypatch.setattr("qualms.web.predict.preprocess", held)
+    return released.set
+
+
+def test_a_request_that_expires_while_it_waits_for_the_pool_is_504_and_not_decoded(
+    play_both: Play, encode: Encode, draw_images: Draw, held_decoding: Callable[[], None]
+) -> None:
+    async def scene(host: Host) -> None:
+        good = encode(draw_images(71, 1)[0], "TIFF")
+        running = host.send(post(good))
+        await asyncio.sleep(0.01)
+        expired = host.send(post(good[:60], "x-request-timeout: 0.2"))  # if it were decoded, it would be 400
+        await asyncio.sleep(0.2)
+        held_decoding()
+        await becomes(lambda: not host.tasks)
+        assert running.sent.startswith(b"HTTP/1.1 200 ")
+        assert expired.sent.startswith(b"HTTP/1.1 504 ")
+
+    play_both(scene)
+
+
 def test_images_being_decoded_are_counted_only_until_decoding_ends(
     play_both: Play, encode: Encode, draw_images: Draw, large_image: bytes
 ) -> None:
@@ -581,40 +612,48 @@ def test_an_idle_connection_does_not_hold_the_last_body(play_both: Play, image: 
     play_both(scene)
 
 
-@pytest.mark.parametrize("waits_for", ["run", "decoding"])
-def test_a_request_that_outlasts_the_grace_period_is_503(
-    play_both: Play, image: bytes, large_image: bytes, monkeypatch: pytest.MonkeyPatch, waits_for: str
-) -> None:
-    decoding = threading.Event()
+async def check_grace_period(host: Host, wire: Wire) -> None:
+    """Cancel the only request, as uvicorn does at the end of the grace period."""
+    host.state.draining = True
+    for task in host.tasks:
+        task.cancel(msg="as uvicorn does")
+    await becomes(lambda: not host.tasks)
+    status, headers, body = parts(wire.sent)
+    assert (status, body["detail"]) == (b"HTTP/1.1 503 Service Unavailable", "The service is stopping.")
+    assert b"connection: close" in headers
+    assert wire.closed
+    assert host.count("qualms_rejected_total", reason="draining") == 1
 
-    def held_preprocess(*args: Any, **options: Any) -> Any:
-        pixels = preprocess(*args, **options)
-        assert decoding.wait(TIMEOUT)
-        return pixels
 
+async def check_no_second_reply(host: Host, wire: Wire) -> None:
+    await asyncio.sleep(0.02)
+    assert wire.sent.count(b"HTTP/1.1") == 1
+    assert host.count("qualms_requests_total", route="predict", code="200") == 0
+
+
+def test_a_run_that_outlasts_the_grace_period_is_503(play_both: Play, image: bytes) -> None:
     async def scene(host: Host) -> None:
         held = HeldRuns(host)
-        if waits_for == "run":
-            wire = host.send(post(image))
-            await becomes(lambda: held.sizes == [1])
-        else:
-            monkeypatch.setattr("qualms.web.predict.preprocess", held_preprocess)
-            wire = host.send(post(large_image))
-            await asyncio.sleep(0.02)
-        host.state.draining = True
-        for task in host.tasks:
-            task.cancel(msg="as uvicorn does")
-        await becomes(lambda: not host.tasks)
-        status, headers, body = parts(wire.sent)
-        assert (status, body["detail"]) == (b"HTTP/1.1 503 Service Unavailable", "The service is stopping.")
-        assert b"connection: close" in headers
-        assert wire.closed
-        assert host.count("qualms_rejected_total", reason="draining") == 1
-        decoding.set()
+        wire = host.send(post(image))
+        await becomes(lambda: held.sizes == [1])
+        await check_grace_period(host, wire)
         held.release()
+        await check_no_second_reply(host, wire)
+
+    play_both(scene)
+
+
+def test_decoding_that_outlasts_the_grace_period_is_503(
+    play_both: Play, encode: Encode, draw_images: Draw, held_decoding: Callable[[], None]
+) -> None:
+    async def scene(host: Host) -> None:
+        sizes = record_sizes(host)
+        wire = host.send(post(encode(draw_images(71, 1)[0], "TIFF")))
         await asyncio.sleep(0.02)
-        assert wire.sent.count(b"HTTP/1.1") == 1
-        assert host.count("qualms_requests_total", route="predict", code="200") == 0
+        await check_grace_period(host, wire)
+        held_decoding()
+        await check_no_second_reply(host, wire)
+        assert sizes == []
 
     play_both(scene)
 
