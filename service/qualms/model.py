@@ -19,7 +19,8 @@ from qualms.errors import ImageError
 from qualms.images.preprocess import conform, preprocess, preprocess_array
 
 ImageLike: TypeAlias = str | PathLike[str] | bytes | NDArray[np.uint8] | Image
-"""the path of an image file, its bytes, pixels of shape (H, W) or (H, W, C), or a PIL image"""
+"""the path of an image file, its bytes, uint8 pixels of shape (H, W) or (H, W, C), or a PIL image, whose EXIF orientation
+is not applied"""
 Images: TypeAlias = list[ImageLike] | tuple[ImageLike, ...]
 
 
@@ -88,10 +89,20 @@ class Model:
         return self._results(images, rule) if images else []
 
     def _results(self, images: Images, rule: Rule) -> list[Result]:
-        outputs = self._runner(np.stack([self._input(image) for image in images]))
+        outputs = self._runner(np.stack(self._inputs(images)))
         nested = self._builder.nested(rule)
         rows = self._builder.rows(outputs, rule, decide(rule, outputs))
         return [Result.model_validate(nested(row)) for row in rows]
+
+    def _inputs(self, images: Images) -> list[NDArray[np.uint8]]:
+        inputs = []
+        for index, image in enumerate(images):
+            try:
+                inputs.append(self._input(image))
+            except ImageError as error:
+                name = f"{image}: " if isinstance(image, str | PathLike) else f"images[{index}]: "
+                raise ImageError(name + str(error), reason=error.reason) from error
+        return inputs
 
     def _input(self, image: ImageLike) -> NDArray[np.uint8]:
         """One image as the model's input, (H, W, C), through the same preprocessing as the service."""
@@ -101,9 +112,8 @@ class Model:
         if isinstance(image, Image):
             return conform(image, spec)
         if not isinstance(image, bytes):
-            path = Path(image)
             try:
-                image = path.read_bytes()
+                image = Path(image).read_bytes()
             except OSError as error:
-                raise ImageError(f"The image {path} cannot be read: {error.strerror}.") from None
+                raise ImageError(f"The file cannot be read: {error.strerror}.") from None
         return preprocess(image, spec)

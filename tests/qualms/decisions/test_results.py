@@ -1,0 +1,172 @@
+"""The result of one image: its fields, their order, and how they are filled."""
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from numpy.typing import NDArray
+
+from qualms.bundle.manifest import Manifest
+from qualms.bundle.runtime import GraphRunner, Outputs
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
+from qualms.decisions.results import Result, ResultBuilder, Row
+from qualms.decisions.verdicts import Decider, Rule, Verdicts, decide
+
+N = 4
+Draw = Callable[[int, int], NDArray[np.uint8]]
+
+
+@pytest.fixture
+def outputs(runner: GraphRunner, draw_images: Draw) -> dict[str, NDArray[Any]]:
+    return runner(draw_images(91, N))
+
+
+@pytest.fixture
+def refusing(manifest: Manifest) -> Manifest:
+    """A manifest whose target risk the calibration does not support, so that trust is refused."""
+    return manifest.model_copy(update={"operating": manifest.operating.model_copy(update={"target_risk": 1e-6})})
+
+
+def build(
+    manifest: Manifest, outputs: dict[str, NDArray[Any]], point: OperatingPoint = DEFAULT_OPERATING_POINT
+) -> tuple[list[Row], list[dict[str, Any]]]:
+    """The rows of some outputs, and the same as nested dicts."""
+    builder, rule = ResultBuilder(manifest), Decider(manifest).rule(point)
+    rows = builder.rows(outputs, rule, decide(rule, outputs))
+    return rows, list(map(builder.nested(rule), rows))
+
+
+def paths_of_schema(schema: dict[str, Any], definitions: dict[str, Any], prefix: str = "") -> list[str]:
+    """The paths of all fields of a JSON schema, in their order."""
+    paths = []
+    for name, value in schema["properties"].items():
+        if "$ref" in value:
+            part = definitions[value["$ref"].rpartition("/")[2]]
+            paths += paths_of_schema(part, definitions, f"{prefix}{name}.")
+        else:
+            paths.append(prefix + name)
+    return paths
+
+
+def paths_of(document: dict[str, Any], prefix: str = "") -> list[str]:
+    """The paths of all values of a nested dict, in their order."""
+    paths = []
+    for name, value in document.items():
+        paths += paths_of(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
+    return paths
+
+
+SCHEMA = Result.model_json_schema()
+ALL_PATHS = paths_of_schema(SCHEMA, SCHEMA["$defs"])
+
+
+def test_with_a_trust_refusal_every_field_of_the_schema_has_a_value_in_its_order(
+    refusing: Manifest, outputs: dict[str, NDArray[Any]]
+) -> None:
+    rows, documents = build(refusing, outputs)
+    assert [len(row) for row in rows] == N * [len(ALL_PATHS)]
+    for document in documents:
+        assert paths_of(document) == ALL_PATHS
+        assert document["trust"]["accept"] is document["trust"]["threshold"] is None
+        assert document["trust"]["refusal"].startswith("A target risk of 1e-06 needs")
+
+
+def test_without_a_trust_refusal_only_the_refusal_is_omitted(
+    manifest: Manifest, outputs: dict[str, NDArray[Any]]
+) -> None:
+    rows, documents = build(manifest, outputs)
+    expected = [path for path in ALL_PATHS if path != "trust.refusal"]
+    assert [len(row) for row in rows] == N * [len(expected)]
+    assert [paths_of(document) for document in documents] == N * [expected]
+
+
+def test_every_document_validates_as_a_result(
+    manifest: Manifest, refusing: Manifest, outputs: dict[str, NDArray[Any]]
+) -> None:
+    for document in (*build(manifest, outputs)[1], *build(refusing, outputs)[1]):
+        result = Result.model_validate(document)
+        assert result.model_dump(exclude_unset=True).keys() == document.keys()
+
+
+def test_values_are_those_of_their_own_row(manifest: Manifest, outputs: dict[str, NDArray[Any]]) -> None:
+    point = OperatingPoint("entropy", 0.3, "marginal", 0.1)
+    rule = Decider(manifest).rule(point)
+    verdicts = decide(rule, outputs)
+    assert verdicts.accepts is not None
+    assert rule.trust is not None
+    for row, document in enumerate(build(manifest, outputs, point)[1]):
+        index = int(outputs["prediction"][row])
+        prediction = (index, manifest.classes[index], outputs["base_probabilities"][row, index])
+        assert tuple(document["prediction"].values()) == prediction
+        assert document["dirichlet"]["alpha"].tolist() == outputs["alpha"][row].tolist()
+        assert document["dirichlet"]["precision"] == outputs["precision"][row]
+        assert document["uncertainty"] == {
+            "total": {"entropy": outputs["entropy"][row], "max_probability": outputs["max_probability"][row]},
+            "epistemic": {
+                "mutual_information": outputs["mutual_information"][row],
+                "differential_entropy": outputs["differential_entropy"][row],
+                "precision": outputs["precision"][row],
+            },
+            "aleatoric": outputs["expected_entropy"][row],
+        }
+        assert document["ood"] == {
+            "flag": bool(verdicts.flags[row]),
+            "score": "entropy",
+            "value": outputs["entropy"][row],
+            "threshold": rule.flag.threshold,
+            "p_value": verdicts.p_values[row],
+            "target_fpr": 0.3,
+            "guarantee": "marginal",
+        }
+        assert document["trust"] == {
+            "accept": bool(verdicts.accepts[row]),
+            "score": "error_probability",
+            "value": outputs["error_probability"][row],
+            "threshold": rule.trust.threshold,
+            "target_risk": 0.1,
+        }
+
+
+def test_the_probability_is_that_of_the_network_that_predicts(
+    manifest: Manifest, outputs: dict[str, NDArray[Any]]
+) -> None:
+    outputs["probabilities"] = np.full_like(outputs["probabilities"], 0.25)
+    meta = manifest.model_copy(update={"prediction": "meta"})
+    assert {document["prediction"]["probability"] for document in build(meta, outputs)[1]} == {0.25}
+    assert 0.25 not in {document["prediction"]["probability"] for document in build(manifest, outputs)[1]}
+
+
+def test_float32_values_are_written_with_float32_precision(
+    manifest: Manifest, outputs: dict[str, NDArray[Any]]
+) -> None:
+    outputs["entropy"] = np.full(N, 0.1, np.float32)
+    outputs["alpha"] = np.full((N, len(manifest.classes)), 0.1, np.float32)
+    document = build(manifest, outputs)[1][0]
+    written = json.loads(orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY))
+    assert written["uncertainty"]["total"]["entropy"] == 0.1
+    assert written["dirichlet"]["alpha"] == len(manifest.classes) * [0.1]
+    assert np.float32(written["ood"]["value"]) == outputs["mutual_information"][0]
+
+
+@pytest.mark.parametrize("path", ["prediction.label", "ood.flag", "trust.accept"])
+def test_a_field_without_a_value_is_an_error(manifest: Manifest, outputs: dict[str, NDArray[Any]], path: str) -> None:
+    class Incomplete(ResultBuilder):
+        def columns(self, outputs: Outputs, rule: Rule, verdicts: Verdicts) -> dict[str, Iterable[Any]]:
+            columns = super().columns(outputs, rule, verdicts)
+            del columns[path]
+            return columns
+
+    rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
+    with pytest.raises(KeyError, match=path):
+        Incomplete(manifest).rows(outputs, rule, decide(rule, outputs))
+
+
+def test_a_field_of_a_missing_graph_output_is_an_error(manifest: Manifest, outputs: dict[str, NDArray[Any]]) -> None:
+    rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
+    verdicts = decide(rule, outputs)
+    del outputs["expected_entropy"]
+    with pytest.raises(KeyError, match="expected_entropy"):
+        ResultBuilder(manifest).rows(outputs, rule, verdicts)

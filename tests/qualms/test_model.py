@@ -1,0 +1,237 @@
+"""The Python interface: `qualms.open_model` and `predict` give the results of the service without a server."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+import qualms
+from qualms.bundle.embedded import DEFAULT
+from qualms.bundle.file import Bundle, write_bundle
+from qualms.bundle.manifest import Guarantee, Manifest
+from qualms.errors import BundleError, ImageError, OperatingPointError, QualmsError
+from qualms.model import Model, open_model
+
+Encode = Callable[..., bytes]
+
+
+@pytest.fixture(scope="module")
+def opened(bundle: Bundle) -> Model:
+    return open_model(bundle.path, threads=1)
+
+
+@pytest.fixture
+def pixels(draw_images: Callable[[int, int], NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """One image, (6, 5, 3)."""
+    images = draw_images(81, 1)
+    return np.ascontiguousarray(images[0])
+
+
+def floats(document: Any) -> Any:
+    """The document with every number rounded to float32."""
+    if isinstance(document, dict):
+        return {name: floats(value) for name, value in document.items()}
+    if isinstance(document, list):
+        return [floats(value) for value in document]
+    return float(np.float32(document)) if isinstance(document, float) else document
+
+
+# Opening
+
+
+def test_a_model_is_opened_by_path(bundle: Bundle, manifest: Manifest) -> None:
+    for path in (bundle.path, str(bundle.path)):
+        model = open_model(path, threads=1)
+        assert model.bundle.digest == bundle.digest
+        assert model.classes == manifest.classes
+
+
+def test_a_model_is_opened_by_the_name_of_an_embedded_model() -> None:
+    assert open_model("demo", threads=1).bundle.path.stem == "demo"
+
+
+def test_without_an_argument_the_default_model_is_opened() -> None:
+    assert open_model().bundle.digest == open_model(DEFAULT).bundle.digest
+
+
+@pytest.mark.parametrize("name", ["no-such-model", "folder/no-such-file.onnx"])
+def test_an_unknown_model_is_an_error_that_lists_the_embedded_models(name: str) -> None:
+    with pytest.raises(BundleError, match=f"There is no file '{name}'; the embedded models are cifar10, demo, mnist"):
+        open_model(name)
+
+
+def test_a_file_that_is_not_a_bundle_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "other.onnx"
+    path.write_bytes(b"something else")
+    with pytest.raises(BundleError, match=str(path)):
+        open_model(path)
+
+
+def test_a_model_that_does_not_reproduce_its_golden_vectors_is_not_opened(
+    tmp_path: Path, graph: bytes, manifest: Manifest
+) -> None:
+    outputs = {**manifest.golden.outputs, "alpha": manifest.golden.outputs["alpha"] + 1}
+    golden = manifest.golden.model_copy(update={"outputs": outputs})
+    wrong = write_bundle(tmp_path / "wrong.onnx", graph, manifest.model_copy(update={"golden": golden}))
+    with pytest.raises(BundleError, match="golden vectors are not reproduced: alpha differs"):
+        open_model(wrong.path)
+
+
+# Images
+
+
+def test_every_kind_of_image_gives_the_same_result(
+    opened: Model, pixels: NDArray[np.uint8], encode: Encode, tmp_path: Path
+) -> None:
+    data = encode(pixels)
+    path = tmp_path / "image.png"
+    path.write_bytes(data)
+    expected = opened.predict(pixels)
+    assert isinstance(expected, qualms.Result)
+    for image in (path, str(path), data, Image.fromarray(pixels), Image.open(io.BytesIO(data))):
+        assert opened.predict(image) == expected, type(image)
+
+
+def test_several_images_give_a_list_of_results_in_their_order(
+    opened: Model, draw_images: Callable[[int, int], NDArray[np.uint8]], encode: Encode
+) -> None:
+    images = list(draw_images(82, 5))
+    alone = [opened.predict(image) for image in images]
+    for together in (opened.predict(images), opened.predict(tuple(encode(image) for image in images))):
+        assert isinstance(together, list)
+        for result, expected in zip(together, alone, strict=True):
+            assert result.prediction.label == expected.prediction.label
+            np.testing.assert_allclose(result.dirichlet.alpha, expected.dirichlet.alpha, rtol=1e-5)
+
+
+def test_no_images_give_no_results(opened: Model) -> None:
+    assert opened.predict([]) == []
+    assert opened.predict(()) == []
+
+
+def test_images_are_resized_and_converted_to_the_models_input(opened: Model) -> None:
+    grey = opened.predict(np.full((50, 40), 90, np.uint8))
+    assert grey == opened.predict(np.full((6, 5, 3), 90, np.uint8))
+
+
+# Results
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"score": "precision", "target_fpr": 0.3},
+        {"guarantee": "marginal", "target_fpr": 0.2, "target_risk": 0.1},
+    ],
+)
+def test_a_result_equals_that_of_the_service(
+    opened: Model, client: httpx.Client, pixels: NDArray[np.uint8], encode: Encode, options: dict[str, Any]
+) -> None:
+    data = encode(pixels)
+    reply = client.post("/predict", content=data, headers={"content-type": "image/png"}, params=options)
+    (expected,) = reply.json()["results"]
+    result = opened.predict(data, **options)
+    assert floats(result.model_dump(exclude_unset=True)) == floats(expected)
+    assert floats(json.loads(result.model_dump_json(exclude_unset=True))) == floats(expected)
+
+
+def test_the_operating_point_of_a_result_is_the_requested_one(opened: Model, pixels: NDArray[np.uint8]) -> None:
+    guarantee: Guarantee = "marginal"
+    result = opened.predict(pixels, score="entropy", target_fpr=0.2, guarantee=guarantee, target_risk=0.1)
+    assert (result.ood.score, result.ood.target_fpr, result.ood.guarantee) == ("entropy", 0.2, "marginal")
+    assert result.trust.target_risk == 0.1
+    default = opened.predict(pixels)
+    assert (default.ood.score, default.ood.target_fpr, default.ood.guarantee) == (
+        "mutual_information",
+        0.01,
+        "confident",
+    )
+    assert default.dirichlet == result.dirichlet
+
+
+# Errors
+
+
+def test_a_file_that_cannot_be_read_is_an_error_that_names_it(opened: Model, tmp_path: Path) -> None:
+    path = tmp_path / "missing.png"
+    for image in (path, str(path)):
+        with pytest.raises(ImageError, match=f"^{path}: The file cannot be read: No such file or directory"):
+            opened.predict(image)
+
+
+def test_a_file_that_is_not_an_image_is_an_error_that_names_it(opened: Model, tmp_path: Path) -> None:
+    path = tmp_path / "text.png"
+    path.write_text("text")
+    with pytest.raises(ImageError, match=f"^{path}: The 4 bytes are not an image") as caught:
+        opened.predict(path)
+    assert caught.value.reason == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (b"text", "images[1]: The 4 bytes are not an image in an accepted format; send a PNG"),
+        (b"", "images[1]: The image has 0 bytes"),
+        (np.zeros((6, 5, 3)), "images[1]: An image is float64 of shape (6, 5, 3); accepted is uint8"),
+        (np.zeros((1, 6, 5, 3), np.uint8), "images[1]: An image is uint8 of shape (1, 6, 5, 3); accepted is uint8"),
+        (np.zeros((6, 5, 2), np.uint8), "images[1]: An image is uint8 of shape (6, 5, 2); accepted is uint8"),
+    ],
+)
+def test_an_unusable_image_is_an_error_that_names_its_index(
+    opened: Model, pixels: NDArray[np.uint8], image: Any, message: str
+) -> None:
+    with pytest.raises(ImageError) as caught:
+        opened.predict([pixels, image])
+    assert str(caught.value).startswith(message)
+    assert isinstance(caught.value, qualms.QualmsError)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"score": "novelty"}, "The score 'novelty' is not one of this model's; accepted are entropy"),
+        ({"target_fpr": 1e-9}, "needs at least"),
+        ({"target_risk": 1e-9}, "needs at least"),
+    ],
+)
+def test_an_unsupported_operating_point_is_an_error(
+    opened: Model, pixels: NDArray[np.uint8], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OperatingPointError, match=message):
+        opened.predict(pixels, **options)
+    with pytest.raises(OperatingPointError, match=message):
+        opened.predict([], **options)
+
+
+# The package
+
+
+def test_the_public_names_are_listed_and_importable() -> None:
+    assert {"Model", "QualmsError", "Result", "open_model"} <= set(dir(qualms))
+    assert qualms.open_model is open_model
+    assert qualms.Model is Model
+    assert qualms.QualmsError is QualmsError
+    assert all(hasattr(qualms, name) for name in qualms.__all__)
+
+
+def test_an_unknown_attribute_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'qualms' has no attribute 'open_modell'"):
+        qualms.open_modell  # noqa: B018
+
+
+def test_importing_qualms_loads_no_large_dependency() -> None:
+    program = "import json, sys, qualms; dir(qualms); print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert "qualms" in loaded
+    assert loaded.isdisjoint({"numpy", "torch", "onnxruntime", "PIL", "pydantic", "fastapi", "qualms_training"})
