@@ -1,3 +1,5 @@
+"""`qualms serve` as a process: start, drain, stop, slow uploads."""
+
 import http.client
 import json
 import os
@@ -14,13 +16,11 @@ import httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from qualms.bundle.file import Bundle, write_bundle
 from qualms.bundle.manifest import Manifest
-from qualms.web.protocol import client_disconnected
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 Process = subprocess.Popen[str]
 Start = Callable[..., tuple[Process, str]]
 Until = Callable[[Callable[[], bool]], None]
@@ -32,9 +32,9 @@ def image(encode: Callable[..., bytes], draw_images: Callable[[int, int], NDArra
 
 
 def address(url: str) -> tuple[str, int]:
-    found = httpx.URL(url)
-    assert found.port is not None
-    return found.host, found.port
+    parsed = httpx.URL(url)
+    assert parsed.port is not None
+    return parsed.host, parsed.port
 
 
 def get(url: str) -> httpx.Response:
@@ -46,7 +46,7 @@ def predict(url: str, image: bytes) -> httpx.Response:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """The service's log, of which every line is an object."""
+    """The lines of the service's log."""
     return [json.loads(line) for line in (folder / "stdout").read_text().splitlines()]
 
 
@@ -55,11 +55,11 @@ def cpu_seconds(process: Process) -> float:
     return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 
 
-class Halfway:
-    """A request of which only the first part has been sent."""
+class PartialRequest:
+    """A request whose body has been sent in part."""
 
     def __init__(self, url: str, image: bytes, sent: int = 10) -> None:
-        self._connection = socket.create_connection(address(url), PATIENCE)
+        self._connection = socket.create_connection(address(url), TIMEOUT)
         self._rest = image[sent:]
         head = f"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: image/png\r\ncontent-length: {len(image)}\r\n\r\n"
         self._connection.sendall(head.encode() + image[:sent])
@@ -79,9 +79,9 @@ class Halfway:
         self._connection.close()
 
 
-def refuses(url: str) -> bool:
+def refuses_connections(url: str) -> bool:
     try:
-        socket.create_connection(address(url), PATIENCE).close()
+        socket.create_connection(address(url), TIMEOUT).close()
     except ConnectionError:
         return True
     return False
@@ -90,7 +90,7 @@ def refuses(url: str) -> bool:
 # Starting
 
 
-def test_a_fresh_service_answers_an_image_with_little_work_before(
+def test_a_new_service_answers_an_image_after_little_cpu_time(
     service_process: Start, image: bytes, bundle: Bundle
 ) -> None:
     process, url = service_process()
@@ -102,7 +102,7 @@ def test_a_fresh_service_answers_an_image_with_little_work_before(
     assert "server" not in reply.headers
 
 
-def test_the_log_says_where_it_listens_and_when_it_is_ready_and_holds_no_pixels(
+def test_the_log_reports_address_and_readiness_and_contains_no_images(
     service_process: Start, until: Until, tmp_path: Path, bundle: Bundle, image: bytes
 ) -> None:
     service_process(port=0, ready=False, log_level="debug")
@@ -121,11 +121,11 @@ def test_the_log_says_where_it_listens_and_when_it_is_ready_and_holds_no_pixels(
 
 def finished(process: Process) -> tuple[int, str]:
     """Exit code and stderr of a process that ends by itself."""
-    _, stderr = process.communicate(timeout=PATIENCE)
+    _, stderr = process.communicate(timeout=TIMEOUT)
     return process.returncode, stderr
 
 
-def test_a_model_that_does_not_reproduce_its_golden_vectors_is_one_sentence_and_exit_code_2(
+def test_golden_vectors_that_are_not_reproduced_are_one_sentence_and_exit_code_2(
     service_process: Start, tmp_path: Path, graph: bytes, manifest: Manifest
 ) -> None:
     outputs = {**manifest.golden.outputs, "alpha": manifest.golden.outputs["alpha"] + 1}
@@ -162,28 +162,28 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_2(service_process: Start) -
 
 
 class Load:
-    """Clients that send one request after the other and come back on a new connection when they are told to."""
+    """A client that sends one request after the other, on a new connection whenever a reply closes the old one."""
 
     def __init__(self, url: str, image: bytes) -> None:
         self._address, self._image = address(url), image
         self.answered = 0
         self.closes = 0
-        self.cut: list[str] = []
+        self.errors: list[str] = []
 
     def run(self) -> None:
         while (connection := self._connect()) is not None:
             with connection:
-                while self._ask(connection):
+                while self._send(connection):
                     pass
 
     def _connect(self) -> socket.socket | None:
         try:
-            return socket.create_connection(self._address, PATIENCE)
+            return socket.create_connection(self._address, TIMEOUT)
         except ConnectionError:
             return None
 
-    def _ask(self, connection: socket.socket) -> bool:
-        """Send one request and read all of its reply; whether another may follow."""
+    def _send(self, connection: socket.socket) -> bool:
+        """Send one request and read its reply; returns whether the connection stays open."""
         head = f"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: image/png\r\ncontent-length: {len(self._image)}"
         try:
             connection.sendall(f"{head}\r\n\r\n".encode() + self._image)
@@ -191,16 +191,16 @@ class Load:
             response.begin()
             body = json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self.cut.append(repr(error))
+            self.errors.append(repr(error))
             return False
         if response.status != 200 or len(body["results"]) != 1:
-            self.cut.append(str(body))
+            self.errors.append(str(body))
         self.answered += 1
         self.closes += response.will_close
         return not response.will_close
 
 
-def test_under_load_a_signal_turns_readiness_off_and_nobody_is_cut(
+def test_sigterm_under_load_turns_readiness_off_and_fails_no_request(
     service_process: Start, image: bytes, until: Until
 ) -> None:
     process, url = service_process(drain_seconds=1, grace_seconds=20)
@@ -213,11 +213,11 @@ def test_under_load_a_signal_turns_readiness_off_and_nobody_is_cut(
         during = predict(url, image)
         alive = get(f"{url}/livez")
         for client in running:
-            client.result(PATIENCE)
+            client.result(TIMEOUT)
     assert (during.status_code, during.headers["connection"]) == (200, "close")
     assert alive.status_code == 200
     assert finished(process) == (0, "")
-    assert [load.cut for load in loads] == [[]] * len(loads)
+    assert [load.errors for load in loads] == [[]] * len(loads)
     assert all(load.closes > 0 for load in loads)
 
 
@@ -225,10 +225,10 @@ def test_a_request_that_is_still_arriving_when_the_listener_closes_is_answered(
     service_process: Start, image: bytes, until: Until
 ) -> None:
     process, url = service_process(drain_seconds=0.2)
-    slow = Halfway(url, image)
+    slow = PartialRequest(url, image)
     until(lambda: get(f"{url}/livez").status_code == 200)
     process.send_signal(signal.SIGTERM)
-    until(lambda: refuses(url))
+    until(lambda: refuses_connections(url))
     slow.send_rest()
     reply = slow.reply()
     assert (reply.status, reply.will_close) == (200, True)
@@ -237,11 +237,9 @@ def test_a_request_that_is_still_arriving_when_the_listener_closes_is_answered(
     assert finished(process) == (0, "")
 
 
-def test_a_request_that_outlasts_the_grace_period_is_refused_in_so_many_words(
-    service_process: Start, image: bytes
-) -> None:
+def test_a_request_that_outlasts_the_grace_period_is_503(service_process: Start, image: bytes) -> None:
     process, url = service_process(drain_seconds=0, grace_seconds=1)
-    slow = Halfway(url, image)
+    slow = PartialRequest(url, image)
     assert get(f"{url}/livez").status_code == 200
     process.send_signal(signal.SIGTERM)
     reply = slow.reply()
@@ -251,9 +249,9 @@ def test_a_request_that_outlasts_the_grace_period_is_refused_in_so_many_words(
     assert finished(process) == (0, "")
 
 
-def test_idle_connections_do_not_hold_the_exit_up(service_process: Start, image: bytes) -> None:
+def test_idle_connections_do_not_delay_the_exit(service_process: Start, image: bytes) -> None:
     process, url = service_process(drain_seconds=0.2, grace_seconds=1000)
-    with httpx.Client(trust_env=False) as client, socket.create_connection(address(url), PATIENCE):
+    with httpx.Client(trust_env=False) as client, socket.create_connection(address(url), TIMEOUT):
         assert client.get(f"{url}/livez").status_code == 200
         process.send_signal(signal.SIGTERM)
         assert finished(process) == (0, "")
@@ -261,7 +259,7 @@ def test_idle_connections_do_not_hold_the_exit_up(service_process: Start, image:
 
 def test_a_second_signal_stops_at_once(service_process: Start, image: bytes, until: Until) -> None:
     process, url = service_process(drain_seconds=1000, grace_seconds=2000)
-    slow = Halfway(url, image)
+    slow = PartialRequest(url, image)
     process.send_signal(signal.SIGTERM)
     until(lambda: get(f"{url}/readyz").status_code == 503)
     process.send_signal(signal.SIGTERM)
@@ -270,27 +268,25 @@ def test_a_second_signal_stops_at_once(service_process: Start, image: bytes, unt
     assert (code, stderr) == (0, "")
 
 
-def test_ctrl_c_does_not_wait_for_load_balancers(service_process: Start) -> None:
+def test_sigint_closes_the_listener_without_a_drain_period(service_process: Start) -> None:
     process, _ = service_process(drain_seconds=1000, grace_seconds=2000)
     process.send_signal(signal.SIGINT)
     assert finished(process) == (0, "")
 
 
-def test_a_signal_right_after_the_start_ends_the_process_too(
-    service_process: Start, until: Until, tmp_path: Path
-) -> None:
+def test_a_signal_while_loading_ends_the_process(service_process: Start, until: Until, tmp_path: Path) -> None:
     process, _ = service_process(ready=False, drain_seconds=0)
     until(lambda: "Started server process" in (tmp_path / "stdout").read_text())
     process.send_signal(signal.SIGTERM)
     assert finished(process) == (0, "")
 
 
-# What is relied on of uvicorn
+# Slow uploads
 
 
-def test_a_body_that_does_not_arrive_in_time_is_408_and_holds_nobody(service_process: Start, image: bytes) -> None:
+def test_a_body_that_does_not_arrive_in_time_is_408(service_process: Start, image: bytes) -> None:
     _, url = service_process(request_timeout_seconds=0.2)
-    slow = Halfway(url, image)
+    slow = PartialRequest(url, image)
     reply = slow.reply()
     assert reply.status == 408
     assert reply.getheader("connection") == "close"
@@ -299,29 +295,29 @@ def test_a_body_that_does_not_arrive_in_time_is_408_and_holds_nobody(service_pro
     assert 'qualms_rejected_total{reason="slow"} 1.0' in get(f"{url}/metrics").text
 
 
-def test_who_is_still_sending_keeps_nobody_waiting(service_process: Start, image: bytes) -> None:
-    """As rows of the queue, twenty of them would take longer than a request that costs a quarter of its deadline has."""
+def test_slow_uploads_do_not_occupy_the_queue(service_process: Start, image: bytes) -> None:
+    """If they counted as waiting images, twenty of them would exceed a deadline of four runs."""
     _, url = service_process()
-    slow = [Halfway(url, image) for _ in range(20)]
+    slow = [PartialRequest(url, image) for _ in range(20)]
     png = {"content-type": "image/png"}
     cost = get(f"{url}/models").json()["models"][0]["cost_seconds"]["1"]
     with httpx.Client(trust_env=False) as client:
         client.post(f"{url}/predict", content=image, headers=png)
         timeout = {**png, "x-request-timeout": str(0.05 + 4 * cost)}
         codes = [client.post(f"{url}/predict", content=image, headers=timeout).status_code for _ in range(200)]
-    assert codes.count(200) >= 190, "a busy machine may be late for a few"
+    assert codes.count(200) >= 190, "a busy machine may miss a few deadlines"
     for other in slow:
         other.send_rest()
         assert other.reply().status == 200
         other.close()
 
 
-def test_bodies_on_their_way_share_a_limit(service_process: Start, image: bytes, until: Until) -> None:
-    """Most of each body is there, and only its last bytes are missing, for as long as the client likes."""
+def test_unfinished_uploads_share_a_memory_limit(service_process: Start, image: bytes, until: Until) -> None:
+    """More than half of each body has arrived, and neither is complete."""
     _, url = service_process(max_body_bytes=2**20, max_upload_bytes=2**20)
     large = bytes(2**20)
-    slow = [Halfway(url, large, sent=600_000) for _ in range(2)]
-    refused = select.select(slow, [], [], PATIENCE)[0]
+    slow = [PartialRequest(url, large, sent=600_000) for _ in range(2)]
+    refused = select.select(slow, [], [], TIMEOUT)[0]
     assert len(refused) == 1
     reply = refused[0].reply()
     assert (reply.status, reply.getheader("retry-after"), reply.getheader("connection")) == (429, "1", "close")
@@ -332,20 +328,14 @@ def test_bodies_on_their_way_share_a_limit(service_process: Start, image: bytes,
     until(lambda: httpx.post(f"{url}/predict", content=large, headers=png, trust_env=False).status_code == 415)
 
 
-def test_what_has_get_has_head(service_process: Start) -> None:
+# HEAD
+
+
+def test_every_get_route_answers_head(service_process: Start) -> None:
     _, url = service_process()
     for path in ("/livez", "/readyz", "/models", "/metrics", "/docs", "/openapi.json"):
-        asked, head = get(f"{url}{path}"), httpx.head(f"{url}{path}", trust_env=False)
+        whole, head = get(f"{url}{path}"), httpx.head(f"{url}{path}", trust_env=False)
         assert (head.status_code, head.content) == (200, b""), path
-        assert head.headers["content-type"] == asked.headers["content-type"], path
+        assert head.headers["content-type"] == whole.headers["content-type"], path
     refused = httpx.head(f"{url}/predict", trust_env=False)
     assert (refused.status_code, refused.headers["allow"], refused.content) == (405, "POST", b"")
-
-
-def test_uvicorns_cycle_says_whether_its_client_has_left() -> None:
-    cycle = RequestResponseCycle.__new__(RequestResponseCycle)
-    cycle.disconnected = False
-    gone = client_disconnected(cycle.receive)
-    assert not gone()
-    cycle.disconnected = True
-    assert gone()

@@ -1,4 +1,4 @@
-"""Replies leave together, whole, and in order; nothing is held for longer than a pass of the loop."""
+"""Joined writes, requests that offer to change the protocol, and the check of uvicorn's internals."""
 
 import asyncio
 import re
@@ -7,25 +7,27 @@ from typing import Any, cast
 
 import pytest
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from qualms.web.protocol import JoiningTransport, QualmsProtocol, WriteQueue
+from qualms.errors import QualmsError
+from qualms.web.protocol import JoiningTransport, QualmsProtocol, WriteQueue, check_uvicorn, client_disconnected
 
 
 class Wire:
-    """A transport that notes what it is told."""
+    """A transport that records its calls."""
 
     def __init__(self) -> None:
-        self.told: list[bytes | str] = []
+        self.calls: list[bytes | str] = []
 
     def write(self, data: bytes) -> None:
-        self.told.append(data)
+        self.calls.append(data)
 
     def close(self) -> None:
-        self.told.append("close")
+        self.calls.append("close")
 
     def is_closing(self) -> bool:
-        return "close" in self.told
+        return "close" in self.calls
 
     def get_extra_info(self, _: str, default: Any = None) -> Any:
         return default
@@ -34,93 +36,96 @@ class Wire:
         return lambda *_, **__: None  # flow control
 
 
+# Joined writes
+
+
 def play(scene: Callable[[Callable[[Wire], JoiningTransport], set[Any]], Coroutine[Any, Any, None]]) -> None:
-    """Run a scene with a maker of transports and the set of requests that are in progress."""
+    """Run a scene with a function that wraps a transport, and with the set of requests in progress."""
 
     async def whole() -> None:
         tasks = set[Any]()
-        outbox = WriteQueue.of(asyncio.get_running_loop())
-        await scene(lambda wire: JoiningTransport(cast(asyncio.Transport, wire), outbox, tasks), tasks)
+        queue = WriteQueue.of(asyncio.get_running_loop())
+        await scene(lambda wire: JoiningTransport(cast(asyncio.Transport, wire), queue, tasks), tasks)
 
     asyncio.run(whole())
 
 
-def test_head_and_body_of_a_lone_reply_are_one_write_at_once() -> None:
-    async def scene(make: Callable[[Wire], JoiningTransport], tasks: set[Any]) -> None:
+def test_head_and_body_of_a_lone_reply_are_one_immediate_write() -> None:
+    async def scene(wrap: Callable[[Wire], JoiningTransport], tasks: set[Any]) -> None:
         wire = Wire()
-        transport = make(wire)
+        transport = wrap(wire)
         tasks.add(1)
         transport.write(b"head")
         transport.write(b"body")
-        assert wire.told == [b"headbody"]
+        assert wire.calls == [b"headbody"]
         await asyncio.sleep(0)
-        assert wire.told == [b"headbody"]
+        assert wire.calls == [b"headbody"]
 
     play(scene)
 
 
-def test_replies_of_one_pass_leave_together_in_the_next() -> None:
-    async def scene(make: Callable[[Wire], JoiningTransport], tasks: set[Any]) -> None:
+def test_replies_of_one_loop_iteration_are_sent_together_in_the_next() -> None:
+    async def scene(wrap: Callable[[Wire], JoiningTransport], tasks: set[Any]) -> None:
         wires = [Wire(), Wire()]
         tasks.update(range(2))
         for wire in wires:
-            transport = make(wire)
+            transport = wrap(wire)
             transport.write(b"head")
             transport.write(b"body")
             transport.write(b"more")
-        assert [wire.told for wire in wires] == [[], []]
+        assert [wire.calls for wire in wires] == [[], []]
         await asyncio.sleep(0)
-        assert [wire.told for wire in wires] == [[b"headbodymore"]] * 2
+        assert [wire.calls for wire in wires] == [[b"headbodymore"]] * 2
 
     play(scene)
 
 
-def test_a_head_without_a_body_is_not_held_beyond_the_pass() -> None:
-    async def scene(make: Callable[[Wire], JoiningTransport], _: set[Any]) -> None:
+def test_a_head_without_a_body_is_sent_in_the_next_loop_iteration() -> None:
+    async def scene(wrap: Callable[[Wire], JoiningTransport], _: set[Any]) -> None:
         wire = Wire()
-        transport = make(wire)
+        transport = wrap(wire)
         transport.write(b"head")
         await asyncio.sleep(0)
-        assert wire.told == [b"head"]
+        assert wire.calls == [b"head"]
         transport.write(b"body")
         await asyncio.sleep(0)
-        assert wire.told == [b"head", b"body"]
+        assert wire.calls == [b"head", b"body"]
 
     play(scene)
 
 
-def test_what_was_written_is_sent_before_the_end() -> None:
-    async def scene(make: Callable[[Wire], JoiningTransport], tasks: set[Any]) -> None:
+def test_delayed_writes_are_sent_before_the_connection_closes() -> None:
+    async def scene(wrap: Callable[[Wire], JoiningTransport], tasks: set[Any]) -> None:
         wire = Wire()
-        transport = make(wire)
+        transport = wrap(wire)
         tasks.update(range(2))
         transport.write(b"head")
         transport.close()
-        assert wire.told == [b"head", "close"]
+        assert wire.calls == [b"head", "close"]
         assert transport.is_closing()
         await asyncio.sleep(0)
-        assert wire.told == [b"head", "close"]
+        assert wire.calls == [b"head", "close"]
 
     play(scene)
 
 
-def test_each_loop_has_an_outbox_of_its_own() -> None:
-    async def mine() -> WriteQueue:
+def test_each_event_loop_has_its_own_write_queue() -> None:
+    async def queue() -> WriteQueue:
         loop = asyncio.get_running_loop()
         assert WriteQueue.of(loop) is WriteQueue.of(loop)
         return WriteQueue.of(loop)
 
-    assert asyncio.run(mine()) is not asyncio.run(mine())
+    assert asyncio.run(queue()) is not asyncio.run(queue())
 
 
 # Offers to change the protocol
 
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
-PLAIN = b"GET /after HTTP/1.1\r\n\r\n"
+NEXT = b"GET /after HTTP/1.1\r\n\r\n"
 
 
-async def tells(scope: Any, receive: Any, send: Any) -> None:
-    """An application that replies with what it was asked."""
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """An application whose reply contains the request."""
     body, more = b"", True
     while more:
         message = await receive()
@@ -130,11 +135,11 @@ async def tells(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": text})
 
 
-def talk(*pieces: bytes) -> tuple[list[str], list[str]]:
-    """What the application was asked on one connection, and what else was replied."""
+def exchange(*pieces: bytes) -> tuple[list[str], list[str]]:
+    """Send pieces on one connection; the requests that the application received, and the statuses of other replies."""
 
     async def whole() -> bytes:
-        config = uvicorn.Config(tells, http=QualmsProtocol, ws="none", log_config=None, lifespan="off")
+        config = uvicorn.Config(echo, http=QualmsProtocol, ws="none", log_config=None, lifespan="off")
         config.load()
         protocol, wire = QualmsProtocol(config, ServerState(), {}), Wire()
         protocol.connection_made(cast(asyncio.Transport, wire))
@@ -142,7 +147,7 @@ def talk(*pieces: bytes) -> tuple[list[str], list[str]]:
             protocol.data_received(piece)
             for _ in range(20):
                 await asyncio.sleep(0)
-        return b"".join(told for told in wire.told if isinstance(told, bytes))
+        return b"".join(call for call in wire.calls if isinstance(call, bytes))
 
     sent = asyncio.run(whole()).decode()
     return re.findall("<(.*?)>", sent), re.findall(r"HTTP/1\.1 (?!200)(\d+)", sent)
@@ -154,25 +159,59 @@ CHUNKED = b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + OFFER + b"\r\n
 
 @pytest.mark.parametrize("request_", [SIZED, CHUNKED], ids=["sized", "chunked"])
 @pytest.mark.parametrize("step", [1, 7, 150, 1000])
-def test_a_body_that_comes_with_an_offer_of_another_protocol_is_read(request_: bytes, step: int) -> None:
-    """However it is cut, and what follows it on the connection is read, too, with and without such an offer."""
-    everything = request_ + PLAIN + request_ + PLAIN
-    pieces = [everything[start : start + step] for start in range(0, len(everything), step)]
-    assert talk(*pieces) == (["POST /a hello", "GET /after ", "POST /a hello", "GET /after "], [])
+def test_the_body_of_a_request_that_offers_an_upgrade_is_read(request_: bytes, step: int) -> None:
+    """In pieces of any size, and so are the requests after it, with and without an offer."""
+    stream = request_ + NEXT + request_ + NEXT
+    pieces = [stream[start : start + step] for start in range(0, len(stream), step)]
+    assert exchange(*pieces) == (["POST /a hello", "GET /after ", "POST /a hello", "GET /after "], [])
 
 
-def test_an_offer_without_a_body_is_answered_at_once() -> None:
-    asked = b"GET /ws HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
-    assert talk(asked, PLAIN) == (["GET /ws ", "GET /after "], [])
+def test_an_upgrade_offer_without_a_body_is_answered() -> None:
+    request = b"GET /ws HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    assert exchange(request, NEXT) == (["GET /ws ", "GET /after "], [])
 
 
-def test_thousands_of_offers_at_once_are_answered_one_by_one() -> None:
-    asked, refused = talk(2000 * (b"GET /a HTTP/1.1\r\n" + OFFER + b"\r\n"), *(10_000 * [b""]))
-    assert (len(asked), refused) == (2000, [])
+def test_thousands_of_upgrade_offers_in_one_piece_are_answered_without_recursion() -> None:
+    requests, other = exchange(2000 * (b"GET /a HTTP/1.1\r\n" + OFFER + b"\r\n"), *(10_000 * [b""]))
+    assert (len(requests), other) == (2000, [])
 
 
-def test_a_length_that_is_said_twice_is_refused_with_an_offer_as_without() -> None:
+def test_two_body_lengths_are_400_with_and_without_an_upgrade_offer() -> None:
     both = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"
     for offer in (b"", OFFER):
-        asked, refused = talk(b"POST /a HTTP/1.1\r\n" + offer + both + b"\r\n0\r\n\r\n" + PLAIN)
-        assert (asked, refused) == ([], ["400"])
+        requests, other = exchange(b"POST /a HTTP/1.1\r\n" + offer + both + b"\r\n0\r\n\r\n" + NEXT)
+        assert (requests, other) == ([], ["400"])
+
+
+# uvicorn's internals
+
+
+def test_the_installed_uvicorn_is_supported() -> None:
+    check_uvicorn()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (HttpToolsProtocol, "_start_asgi_task"),
+        (HttpToolsProtocol, "on_message_complete"),
+        (RequestResponseCycle, "receive"),
+        (uvicorn.Server, "on_tick"),
+        (uvicorn.Server, "shutdown"),
+    ],
+)
+def test_a_uvicorn_without_a_needed_method_is_an_error_that_names_it(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    monkeypatch.delattr(owner, name)
+    with pytest.raises(QualmsError, match=rf"^uvicorn {uvicorn.__version__} has no {owner.__name__}\.{name}; install"):
+        check_uvicorn()
+
+
+def test_uvicorns_cycle_reports_a_disconnect() -> None:
+    cycle = RequestResponseCycle.__new__(RequestResponseCycle)
+    cycle.disconnected = False
+    disconnected = client_disconnected(cycle.receive)
+    assert not disconnected()
+    cycle.disconnected = True
+    assert disconnected()
