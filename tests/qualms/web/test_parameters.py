@@ -1,3 +1,5 @@
+"""Query parameters, timeouts and request ids of /predict."""
+
 import re
 from dataclasses import fields
 
@@ -6,17 +8,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
-from qualms.web.parameters import QUERY_PARAMETERS, parse_query, parse_request_id
+from qualms.web.parameters import QUERY_PARAMETERS, parse_query, parse_request_id, parse_timeout
 from qualms.web.problems import Problem
 
 
-def test_no_query_asks_for_nothing() -> None:
+def test_no_query_selects_the_default_operating_point() -> None:
     assert parse_query(b"") is DEFAULT_OPERATING_POINT == OperatingPoint(None, None, None, None)
 
 
-def test_every_parameter_in_any_order() -> None:
-    asked = parse_query(b"target_risk=1e-2&guarantee=marginal&score=entropy&target_fpr=%30.05")
-    assert asked == OperatingPoint("entropy", 0.05, "marginal", 0.01)
+def test_parameters_are_accepted_in_any_order() -> None:
+    point = parse_query(b"target_risk=1e-2&guarantee=marginal&score=entropy&target_fpr=%30.05")
+    assert point == OperatingPoint("entropy", 0.05, "marginal", 0.01)
 
 
 def test_the_same_query_is_parsed_once() -> None:
@@ -25,7 +27,7 @@ def test_the_same_query_is_parsed_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["0.5", ".5", "5e-1", "+0.5", "0.50"])
-def test_ways_to_write_a_number(text: str) -> None:
+def test_all_decimal_notations_of_a_number_are_accepted(text: str) -> None:
     assert parse_query(f"target_fpr={text.replace('+', '%2B')}".encode()).target_fpr == 0.5
 
 
@@ -33,7 +35,7 @@ def test_ways_to_write_a_number(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["0", "1", "-0.1", "1.5", "nan", "inf", "1e999", "", "abc", "0_1", "1e-999", "0." + "0" * 40 + "1", "٠.٥"]
 )
-def test_what_is_not_a_number_between_0_and_1_is_refused(name: str, text: str) -> None:
+def test_a_rate_that_is_not_a_number_between_0_and_1_is_422(name: str, text: str) -> None:
     with pytest.raises(Problem) as caught:
         parse_query(f"{name}={text}".encode())
     problem = caught.value
@@ -42,7 +44,7 @@ def test_what_is_not_a_number_between_0_and_1_is_refused(name: str, text: str) -
 
 
 @pytest.mark.parametrize(
-    ("query", "field", "said"),
+    ("query", "field", "detail"),
     [
         (b"targetfpr=0.1", "targetfpr", "unknown; accepted: score, target_fpr, guarantee, target_risk"),
         (b"score=entropy&score=entropy", "score", "more than once"),
@@ -55,17 +57,17 @@ def test_what_is_not_a_number_between_0_and_1_is_refused(name: str, text: str) -
         (b"%FF=1", "\ufffd", "unknown"),
     ],
 )
-def test_what_is_not_understood_is_refused_by_name(query: bytes, field: str | None, said: str) -> None:
+def test_an_invalid_query_is_422_and_names_the_parameter(query: bytes, field: str | None, detail: str) -> None:
     with pytest.raises(Problem) as caught:
         parse_query(query)
     assert (caught.value.status, caught.value.field) == (422, field)
-    assert said in caught.value.detail
+    assert detail in caught.value.detail
 
 
 @given(st.binary(max_size=200))
 @example(b"&" * 60_000)
 @example(b"score=" + b"a" * 60_000)
-def test_any_bytes_are_an_operating_point_or_a_problem(raw: bytes) -> None:
+def test_any_query_gives_an_operating_point_or_a_problem(raw: bytes) -> None:
     try:
         parse_query(raw)
     except Problem as problem:
@@ -75,6 +77,20 @@ def test_any_bytes_are_an_operating_point_or_a_problem(raw: bytes) -> None:
 
 def test_the_query_parameters_are_the_fields_of_an_operating_point() -> None:
     assert set(QUERY_PARAMETERS) == {field.name for field in fields(OperatingPoint)}
+
+
+def test_the_timeout_is_that_of_the_header_or_the_default() -> None:
+    assert parse_timeout({}, 5.0, 60.0) == 5.0
+    assert parse_timeout({b"x-request-timeout": b"0.25"}, 5.0, 60.0) == 0.25
+    assert parse_timeout({b"x-request-timeout": b"60"}, 5.0, 60.0) == 60.0
+
+
+@pytest.mark.parametrize("text", [b"", b"0", b"-1", b"60.001", b"inf", b"nan", b"soon", b"\xff"])
+def test_an_invalid_timeout_is_422_and_names_the_maximum(text: bytes) -> None:
+    with pytest.raises(Problem) as caught:
+        parse_timeout({b"x-request-timeout": text}, 5.0, 60.0)
+    assert (caught.value.status, caught.value.field) == (422, "X-Request-Timeout")
+    assert caught.value.accepted == "seconds, more than 0 and at most 60"
 
 
 @pytest.mark.parametrize("given", [b"a", b"b2f1c5d0-9c1e-4d57", b"trace:1.2_3", b"x" * 128])

@@ -1,3 +1,5 @@
+"""Problem details: bodies, headers and the mapping from errors to statuses."""
+
 import asyncio
 import json
 from collections.abc import MutableMapping
@@ -39,7 +41,7 @@ def test_members_without_a_value_are_left_out() -> None:
     assert set(document(Problem.not_found("Nothing."))) == members
 
 
-def test_types_are_stable_and_distinct() -> None:
+def test_kinds_have_distinct_types_and_known_statuses() -> None:
     assert len({kind.slug for kind in Kind}) == len(Kind)
     assert {kind.status for kind in Kind} == {400, 404, 405, 408, 413, 415, 422, 429, 500, 503, 504}
 
@@ -50,34 +52,34 @@ def test_types_are_stable_and_distinct() -> None:
 def test_an_image_error_becomes_the_status_of_its_reason(
     reason: Literal["malformed", "unsupported", "too_large", "shape"], status: int
 ) -> None:
-    problem = from_error(ImageError("The image is odd.", reason=reason), "images[1]")
-    assert (problem.status, problem.detail, problem.field) == (status, "The image is odd.", "images[1]")
+    problem = from_error(ImageError("The image is damaged.", reason=reason), "images[1]")
+    assert (problem.status, problem.detail, problem.field) == (status, "The image is damaged.", "images[1]")
 
 
-def test_an_operating_point_that_is_not_supported_is_422() -> None:
+def test_an_unsupported_operating_point_is_422() -> None:
     problem = from_error(OperatingPointError("Too few images."))
     assert (problem.status, problem.detail, problem.kind) == (422, "Too few images.", Kind.OPERATING_POINT)
 
 
 @pytest.mark.parametrize("error", [BundleError("secret path"), RuntimeError("secret path"), KeyError("secret path")])
-def test_any_other_error_is_a_500_without_internals(error: Exception) -> None:
+def test_any_other_error_is_500_without_details(error: Exception) -> None:
     problem = from_error(error)
     assert problem.status == 500
     assert b"secret" not in problem.body("r1")
 
 
 @pytest.mark.parametrize(("wait", "header"), [(0.0, "1"), (1.0, "1"), (1.2, "2"), (60.0, "60")])
-def test_retry_after_is_whole_seconds_and_never_too_early(wait: float, header: str) -> None:
+def test_retry_after_is_rounded_up_to_whole_seconds(wait: float, header: str) -> None:
     problem = Problem.overloaded(wait)
     assert (problem.status, problem.headers) == (429, {"retry-after": header})
 
 
-def test_wrong_method_says_which_are_allowed() -> None:
+def test_wrong_method_names_the_allowed_methods() -> None:
     problem = Problem.wrong_method("GET", "POST")
     assert (problem.status, problem.headers, problem.accepted) == (405, {"allow": "POST"}, "POST")
 
 
-def test_unavailable_and_too_late() -> None:
+def test_unavailable_is_503_and_too_late_is_504() -> None:
     assert (Problem.unavailable("Loading.").status, Problem.unavailable("Loading.").detail) == (503, "Loading.")
     assert (Problem.too_late(0.25).status, Problem.too_late(0.25).kind.title) == (504, "The deadline has passed")
     assert "0.25 s" in Problem.too_late(0.25).detail
@@ -87,8 +89,8 @@ def test_unavailable_and_too_late() -> None:
     ("status", "kind"),
     [(404, Kind.NOT_FOUND), (405, Kind.WRONG_METHOD), (422, Kind.INVALID), (418, Kind.MALFORMED), (507, Kind.INTERNAL)],
 )
-def test_a_bare_status_finds_its_kind(status: int, kind: Kind) -> None:
-    assert Problem.from_status(status, "Said.").kind is kind
+def test_a_status_of_the_framework_is_mapped_to_a_kind(status: int, kind: Kind) -> None:
+    assert Problem.from_status(status, "Detail.").kind is kind
 
 
 def test_a_clients_text_is_quoted_and_shortened() -> None:
@@ -98,15 +100,15 @@ def test_a_clients_text_is_quoted_and_shortened() -> None:
 
 
 def test_a_problem_can_pass_through_a_context_manager() -> None:
-    async def passing() -> None:
+    async def raise_in_timeout() -> None:
         async with asyncio.timeout(10):
             raise Problem.not_found("Nothing.")
 
     with pytest.raises(Problem, match="Nothing"):
-        asyncio.run(passing())
+        asyncio.run(raise_in_timeout())
 
 
-def test_sending_gives_one_whole_reply_with_all_headers() -> None:
+def test_a_reply_is_sent_with_all_headers() -> None:
     sent: list[MutableMapping[str, Any]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
@@ -131,7 +133,7 @@ def test_sending_gives_one_whole_reply_with_all_headers() -> None:
 
 
 @pytest.mark.parametrize("request_id", ["a", "0123-4567.89:ab_cd", "f" * 128])
-def test_the_reply_from_the_template_is_that_of_the_problem(request_id: str) -> None:
+def test_the_template_of_the_429_equals_the_problem(request_id: str) -> None:
     for seconds in (1, 30):
         expected = Problem.overloaded(seconds).reply(request_id)
         reply = overloaded_reply(seconds, request_id)

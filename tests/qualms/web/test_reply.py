@@ -1,3 +1,5 @@
+"""The JSON body of a reply to /predict: the rows of one request, and one computation per batch."""
+
 import json
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +14,6 @@ from qualms.bundle.runtime import GraphRunner
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.decisions.verdicts import Decider, decide
 from qualms.inference.batch import Answer, Batch
-from qualms.web import reply as module
 from qualms.web.reply import PredictReply, ReplyWriter
 
 ROWS = 6
@@ -28,20 +29,21 @@ def writer(bundle: Bundle, runner: GraphRunner) -> ReplyWriter:
     return ReplyWriter(bundle, Decider(bundle.manifest), runner.outputs)
 
 
-def written(writer: ReplyWriter, answer: Answer, asked: OperatingPoint = DEFAULT_OPERATING_POINT) -> dict[str, Any]:
-    body = writer.write(answer, asked, "r1")
+def write(writer: ReplyWriter, answer: Answer, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> dict[str, Any]:
+    """The parsed body, which agrees with the schema."""
+    body = writer.write(answer, point, "r1")
     PredictReply.model_validate_json(body)
     document: dict[str, Any] = json.loads(body)
     return document
 
 
-def test_a_reply_holds_everything_about_its_own_rows(
+def test_a_reply_contains_the_rows_of_its_own_request(
     writer: ReplyWriter, batch: Batch, bundle: Bundle, runner: GraphRunner
 ) -> None:
     outputs = dict(zip(runner.outputs, batch.outputs, strict=True))
     rule = Decider(bundle.manifest).rule(DEFAULT_OPERATING_POINT)
     verdicts = decide(rule, outputs)
-    reply = written(writer, Answer(batch, 2, 3, 0.0))
+    reply = write(writer, Answer(batch, 2, 3, 0.0))
     assert reply["model"] == {"name": "tiny", "version": "1.2", "digest": bundle.digest}
     assert reply["request_id"] == "r1"
     assert len(reply["results"]) == 3
@@ -91,59 +93,44 @@ def test_a_reply_holds_everything_about_its_own_rows(
         }
 
 
-def test_numbers_are_written_so_that_they_read_back_as_the_float32_they_were(
-    writer: ReplyWriter, batch: Batch, runner: GraphRunner
-) -> None:
+def test_float32_values_are_read_back_unchanged(writer: ReplyWriter, batch: Batch, runner: GraphRunner) -> None:
     outputs = dict(zip(runner.outputs, batch.outputs, strict=True))
-    for row, result in enumerate(written(writer, Answer(batch, 0, ROWS, 0.0))["results"]):
+    for row, result in enumerate(write(writer, Answer(batch, 0, ROWS, 0.0))["results"]):
         assert np.array_equal(np.array(result["dirichlet"]["alpha"], np.float32), outputs["alpha"][row])
         assert np.float32(result["ood"]["value"]) == outputs["mutual_information"][row]
 
 
-def test_the_probability_is_the_metamodels_where_the_class_is(
-    bundle: Bundle, manifest: Manifest, batch: Batch, runner: GraphRunner
-) -> None:
-    moved = dict(zip(runner.outputs, batch.outputs, strict=True))
-    moved["probabilities"] = np.full_like(moved["probabilities"], 0.25)
-    batch = Batch(list(moved.values()), [(ROWS, 0.001)], 0.0)
-    transferred = Bundle(bundle.path, manifest.model_copy(update={"prediction": "meta"}), bundle.graph, bundle.digest)
-    writer = ReplyWriter(transferred, Decider(manifest), runner.outputs)
-    assert written(writer, Answer(batch, 0, 1, 0.0))["results"][0]["prediction"]["probability"] == 0.25
-
-
-def test_a_batch_is_judged_once_for_all_who_asked_the_same(
+def test_verdicts_and_rows_are_computed_once_per_batch_and_operating_point(
     writer: ReplyWriter, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judged: list[str] = []
+    scores: list[str] = []
 
-    def count(rule: Any, outputs: Any) -> Any:
-        judged.append(rule.flag.score)
+    def recorded(rule: Any, outputs: Any) -> Any:
+        scores.append(rule.flag.score)
         return decide(rule, outputs)
 
-    monkeypatch.setattr(module, "decide", count)
+    monkeypatch.setattr("qualms.web.reply.decide", recorded)
     for row in range(ROWS):
-        written(writer, Answer(batch, row, 1, 0.0))
-        written(writer, Answer(batch, row, 1, 0.0), OperatingPoint(score="entropy"))
-        written(writer, Answer(batch, row, 1, 0.0), OperatingPoint(score="entropy"))
-    assert judged == ["mutual_information", "entropy"]
+        write(writer, Answer(batch, row, 1, 0.0))
+        write(writer, Answer(batch, row, 1, 0.0), OperatingPoint(score="entropy"))
+        write(writer, Answer(batch, row, 1, 0.0), OperatingPoint(score="entropy"))
+    assert scores == ["mutual_information", "entropy"]
 
 
-def test_what_was_asked_for_is_what_the_reply_says(writer: ReplyWriter, batch: Batch) -> None:
-    asked = OperatingPoint("precision", 0.2, "marginal", 0.1)
-    (result,) = written(writer, Answer(batch, 1, 1, 0.0), asked)["results"]
+def test_a_reply_reports_the_requested_operating_point(writer: ReplyWriter, batch: Batch) -> None:
+    point = OperatingPoint("precision", 0.2, "marginal", 0.1)
+    (result,) = write(writer, Answer(batch, 1, 1, 0.0), point)["results"]
     assert (result["ood"]["score"], result["ood"]["target_fpr"]) == ("precision", 0.2)
     assert result["ood"]["guarantee"] == "marginal"
     assert result["ood"]["flag"] == (result["ood"]["value"] < result["ood"]["threshold"])
     assert result["trust"]["target_risk"] == 0.1
 
 
-def test_a_refusal_of_trust_is_stated_in_the_reply(
-    bundle: Bundle, manifest: Manifest, batch: Batch, runner: GraphRunner
-) -> None:
+def test_a_trust_refusal_is_in_the_reply(bundle: Bundle, manifest: Manifest, batch: Batch, runner: GraphRunner) -> None:
     operating = manifest.operating.model_copy(update={"target_risk": 1e-6})
     strict = manifest.model_copy(update={"operating": operating})
     writer = ReplyWriter(bundle, Decider(strict), runner.outputs)
-    (result,) = written(writer, Answer(batch, 0, 1, 0.0))["results"]
+    (result,) = write(writer, Answer(batch, 0, 1, 0.0))["results"]
     trust = result["trust"]
     assert (trust["accept"], trust["threshold"], trust["target_risk"]) == (None, None, 1e-6)
     assert trust["refusal"].startswith("A target risk of 1e-06 needs")

@@ -1,3 +1,5 @@
+"""Routes other than /predict: health, models, documentation, and errors of the framework."""
+
 import json
 import re
 from collections.abc import Callable
@@ -8,7 +10,6 @@ import pytest
 
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Manifest
-from qualms.web import routes as module
 from qualms.web.problems import MEDIA_TYPE
 from qualms.web.routes import route_name
 from qualms.web.state import ServiceState
@@ -34,19 +35,19 @@ Start = Callable[..., httpx.Client]
         ("/predict/", "other"),
     ],
 )
-def test_every_path_has_one_of_a_few_names(path: str, name: str) -> None:
+def test_every_path_has_a_route_label(path: str, name: str) -> None:
     assert route_name(path) == name
 
 
 # Health
 
 
-def test_a_ready_service_says_where_it_runs(client: httpx.Client) -> None:
+def test_readiness_reports_the_execution_provider(client: httpx.Client) -> None:
     assert client.get("/readyz").json() == {"status": "ready", "provider": "CPUExecutionProvider"}
     assert client.get("/livez").json() == client.get("/healthz").json() == {"status": "alive"}
 
 
-def test_while_draining_readiness_is_503_and_everything_else_goes_on_and_closes(
+def test_while_draining_readiness_is_503_and_other_routes_answer_and_close_the_connection(
     start_service: Start, encode: Callable[..., bytes], draw_images: Callable[[int, int], Any]
 ) -> None:
     state = ServiceState()
@@ -61,7 +62,7 @@ def test_while_draining_readiness_is_503_and_everything_else_goes_on_and_closes(
         "/nowhere": (client.get("/nowhere"), 404),
         "GET /predict": (client.get("/predict"), 405),
         "POST /predict": (client.post("/predict", content=image, headers={"content-type": "image/png"}), 200),
-        "POST nothing": (client.post("/predict", content=b"", headers={"content-type": "image/png"}), 400),
+        "POST an empty body": (client.post("/predict", content=b"", headers={"content-type": "image/png"}), 400),
     }
     for name, (reply, status) in replies.items():
         assert (reply.status_code, reply.headers["connection"]) == (status, "close"), name
@@ -71,35 +72,33 @@ def test_while_draining_readiness_is_503_and_everything_else_goes_on_and_closes(
 # Models
 
 
-def test_the_model_is_listed_with_what_an_application_needs(
+def test_models_lists_input_operating_point_calibration_and_cost(
     client: httpx.Client, bundle: Bundle, manifest: Manifest
 ) -> None:
-    (found,) = client.get("/models").json()["models"]
-    assert (found["name"], found["version"], found["digest"]) == ("tiny", "1.2", bundle.digest)
-    assert found["classes"] == manifest.classes
-    assert found["input"] == {"height": 6, "width": 5, "colour": "RGB", "resize": "bilinear", "fit": "stretch"}
-    assert found["provider"] == "CPUExecutionProvider"
-    assert found["operating"]["ood"]["score"] == "mutual_information"
-    assert 0.003 < found["operating"]["ood"]["rate_bound"] < 0.05
-    assert found["operating"]["trust"]["refusal"] is None
-    assert found["calibration"] == {"n": 400, "data": "drawn"}
-    assert list(found["cost_seconds"]) == ["1", "2", "4", "8", "16", "32", "64"]
+    (model,) = client.get("/models").json()["models"]
+    assert (model["name"], model["version"], model["digest"]) == ("tiny", "1.2", bundle.digest)
+    assert model["classes"] == manifest.classes
+    assert model["input"] == {"height": 6, "width": 5, "colour": "RGB", "resize": "bilinear", "fit": "stretch"}
+    assert model["provider"] == "CPUExecutionProvider"
+    assert model["operating"]["ood"]["score"] == "mutual_information"
+    assert 0.003 < model["operating"]["ood"]["rate_bound"] < 0.05
+    assert model["operating"]["trust"]["refusal"] is None
+    assert model["calibration"] == {"n": 400, "data": "drawn"}
+    assert list(model["cost_seconds"]) == ["1", "2", "4", "8", "16", "32", "64"]
 
 
-def test_one_model_comes_with_its_manifest_but_not_with_thousands_of_numbers(
-    client: httpx.Client, manifest: Manifest
-) -> None:
-    found = client.get("/models/tiny").json()
-    want = json.loads(manifest.to_json())
-    for left_out in ("scores", "trust"):
-        del want["calibration"][left_out]
-    del want["golden"]
-    assert found.pop("manifest") == want
+def test_one_model_is_returned_with_its_manifest_without_large_arrays(client: httpx.Client, manifest: Manifest) -> None:
+    model = client.get("/models/tiny").json()
+    expected = json.loads(manifest.to_json())
+    for omitted in ("scores", "trust"):
+        del expected["calibration"][omitted]
+    del expected["golden"]
+    assert model.pop("manifest") == expected
     (listed,) = client.get("/models").json()["models"]
-    assert found == listed
+    assert model == listed
 
 
-def test_a_model_that_is_not_here_is_404(client: httpx.Client) -> None:
+def test_an_unknown_model_is_404(client: httpx.Client) -> None:
     response = client.get("/models/other")
     assert response.status_code == 404
     assert response.json()["detail"] == "There is no model 'other' here."
@@ -120,7 +119,7 @@ def test_a_model_that_is_not_here_is_404(client: httpx.Client) -> None:
         ("GET", "/" + "x" * 300, 404, "There is nothing at '/" + "x" * 60 + "...'."),
     ],
 )
-def test_what_the_framework_refuses_is_a_problem_too(
+def test_errors_of_the_framework_are_problems(
     client: httpx.Client, method: str, path: str, status: int, detail: str
 ) -> None:
     response = client.request(method, path, headers={"x-request-id": "r1"})
@@ -136,15 +135,17 @@ def test_every_reply_has_a_request_id(client: httpx.Client) -> None:
         assert re.fullmatch("[0-9a-f]{32}", client.get(path).headers["x-request-id"]), path
 
 
-def test_a_route_that_fails_is_a_problem_without_internals_and_is_counted(
+def test_an_internal_error_of_a_route_is_500_without_details_and_counted(
     start_service: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: object) -> None:
+    def fail() -> None:
         raise RuntimeError("address 0xdeadbeef")
 
-    client = start_service()
+    state = ServiceState()
+    client = start_service(state=state)
+    assert state.model is not None
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_summary", fail)
+        patch.setattr(state.model.decider, "rule", fail)
         response = client.get("/models")
     assert response.status_code == 500
     assert response.headers["content-type"] == MEDIA_TYPE
@@ -156,7 +157,7 @@ def test_a_route_that_fails_is_a_problem_without_internals_and_is_counted(
 # Documentation
 
 
-def test_the_documentation_needs_nothing_from_elsewhere(client: httpx.Client) -> None:
+def test_the_documentation_page_loads_nothing_from_other_hosts(client: httpx.Client) -> None:
     page = client.get("/docs")
     assert page.status_code == 200
     links = re.findall(r'(?:src|href)="([^"]+)"', page.text)
