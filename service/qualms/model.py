@@ -2,10 +2,11 @@
 
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TypeAlias, overload
+from typing import TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import ImageOps
 from PIL.Image import Image
 
 from qualms.bundle.embedded import resolve
@@ -22,6 +23,15 @@ ImageLike: TypeAlias = str | PathLike[str] | bytes | NDArray[np.uint8] | Image
 """the path of an image file, its bytes, uint8 pixels of shape (H, W) or (H, W, C), or a PIL image, whose EXIF orientation
 is not applied"""
 Images: TypeAlias = list[ImageLike] | tuple[ImageLike, ...]
+
+
+class Selection(TypedDict, total=False):
+    """The fields of an OperatingPoint, as keyword arguments."""
+
+    score: str
+    target_fpr: float
+    guarantee: Guarantee
+    target_risk: float
 
 
 def open_model(model: str | PathLike[str] | None = None, *, threads: int = 0) -> "Model":
@@ -48,42 +58,19 @@ class Model:
         return self.bundle.manifest.classes
 
     @overload
-    def predict(
-        self,
-        images: ImageLike,
-        *,
-        score: str | None = ...,
-        target_fpr: float | None = ...,
-        guarantee: Guarantee | None = ...,
-        target_risk: float | None = ...,
-    ) -> Result: ...
+    def predict(self, images: ImageLike, **operating_point: Unpack[Selection]) -> Result: ...
 
     @overload
-    def predict(
-        self,
-        images: Images,
-        *,
-        score: str | None = ...,
-        target_fpr: float | None = ...,
-        guarantee: Guarantee | None = ...,
-        target_risk: float | None = ...,
-    ) -> list[Result]: ...
+    def predict(self, images: Images, **operating_point: Unpack[Selection]) -> list[Result]: ...
 
-    def predict(
-        self,
-        images: ImageLike | Images,
-        *,
-        score: str | None = None,
-        target_fpr: float | None = None,
-        guarantee: Guarantee | None = None,
-        target_risk: float | None = None,
-    ) -> Result | list[Result]:
+    def predict(self, images: ImageLike | Images, **operating_point: Unpack[Selection]) -> Result | list[Result]:
         """One result for one image, or a list of results for a list of images.
 
-        Without further arguments the verdicts are those of the manifest's operating point. Raises OperatingPointError
-        if the calibration does not support the requested one, and ImageError if an image cannot be used.
+        Without keyword arguments the verdicts are those of the manifest's operating point; `score`, `target_fpr`,
+        `guarantee` and `target_risk` select another one. Raises OperatingPointError if the calibration does not support
+        it, and ImageError if an image cannot be used.
         """
-        rule = self._decider.rule(OperatingPoint(score, target_fpr, guarantee, target_risk))
+        rule = self._decider.rule(OperatingPoint(**operating_point))
         if not isinstance(images, list | tuple):
             return self._results([images], rule)[0]
         return self._results(images, rule) if images else []
@@ -110,7 +97,7 @@ class Model:
         if isinstance(image, np.ndarray):
             return preprocess_array(image, spec)
         if isinstance(image, Image):
-            return conform(image, spec)
+            return conform(ImageOps.exif_transpose(image), spec)
         if not isinstance(image, bytes):
             try:
                 image = Path(image).read_bytes()
