@@ -1,3 +1,5 @@
+"""Request bodies: reading within limits, and parsing raw images, forms and JSON."""
+
 import asyncio
 import base64
 import json
@@ -22,11 +24,11 @@ JSON = b"application/json"
 
 
 def receiving(*messages: MutableMapping[str, Any]) -> Receive:
-    """An ASGI `receive` that gives these messages and must not be asked for more."""
-    waiting = list(messages)
+    """An ASGI `receive` that returns these messages; a further call fails."""
+    remaining = list(messages)
 
     async def receive() -> MutableMapping[str, Any]:
-        return waiting.pop(0)
+        return remaining.pop(0)
 
     return receive
 
@@ -73,13 +75,13 @@ def test_a_message_without_a_body_is_an_empty_one() -> None:
     assert asyncio.run(read_body({}, receiving({"type": "http.request"}), 3)) == b""
 
 
-def test_an_announced_excess_is_refused_before_anything_is_read() -> None:
+def test_a_body_announced_as_too_large_is_413_before_it_is_read() -> None:
     with pytest.raises(Problem, match="at most 1,000 bytes") as caught:
         asyncio.run(read_body({b"host": b"x", b"content-length": b"1001"}, receiving(), 1000))
     assert caught.value.status == 413
 
 
-def test_an_excess_that_was_not_announced_stops_the_reading() -> None:
+def test_a_body_that_exceeds_the_limit_while_it_is_read_is_413() -> None:
     receive = receiving(chunk(bytes(600), more=True), chunk(bytes(401), more=True))
     with pytest.raises(Problem) as caught:
         asyncio.run(read_body({b"transfer-encoding": b"chunked"}, receive, 1000))
@@ -87,13 +89,13 @@ def test_an_excess_that_was_not_announced_stops_the_reading() -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"many", b"\xff", b"9" * 5000])
-def test_a_content_length_that_is_not_a_number_is_malformed(value: bytes) -> None:
+def test_a_content_length_that_is_not_a_number_is_400(value: bytes) -> None:
     with pytest.raises(Problem) as caught:
         asyncio.run(read_body({b"content-length": value}, receiving(), 1000))
     assert (caught.value.status, caught.value.field) == (400, "Content-Length")
 
 
-def test_a_client_that_leaves_is_not_answered() -> None:
+def test_a_disconnect_while_reading_is_reported() -> None:
     with pytest.raises(ClientDisconnected):
         asyncio.run(read_body({}, receiving(chunk(b"a", more=True), {"type": "http.disconnect"}), 1000))
 
@@ -104,7 +106,7 @@ def test_a_client_that_leaves_is_not_answered() -> None:
 @pytest.mark.parametrize(
     "content_type", [b"image/png", b"IMAGE/JPEG", b"image/webp; q=1", b" application/octet-stream "]
 )
-def test_a_raw_body_is_the_image_itself(content_type: bytes) -> None:
+def test_a_raw_body_is_one_image(content_type: bytes) -> None:
     body = b"any bytes"
     (image,) = parse_images(content_type, body, LIMITS)
     assert image is body
@@ -113,44 +115,44 @@ def test_a_raw_body_is_the_image_itself(content_type: bytes) -> None:
 @pytest.mark.parametrize(
     "content_type", [b"", b"text/plain", b"images/png", b"multipart/mixed; boundary=e", "é→".encode()]
 )
-def test_any_other_content_type_is_415_with_what_is_accepted(content_type: bytes) -> None:
+def test_any_other_content_type_is_415_and_lists_the_accepted_ones(content_type: bytes) -> None:
     problem = refusal(content_type, b"x")
     assert (problem.status, problem.field) == (415, "Content-Type")
     assert problem.accepted == "image/*, application/octet-stream, multipart/form-data, application/json"
 
 
 @pytest.mark.parametrize("content_type", [b"image/png", FORM, JSON, b""])
-def test_an_empty_body_is_malformed(content_type: bytes) -> None:
+def test_an_empty_body_is_400(content_type: bytes) -> None:
     assert refusal(content_type, b"").status == 400
 
 
 # Multipart
 
 
-def test_every_file_part_is_an_image_in_order_whatever_its_field() -> None:
+def test_every_file_part_is_an_image_in_order_with_any_field_name() -> None:
     first = b"\r\n--edg\r\n\x00\xff--"
     body = part(first) + part(b"", 'form-data; name="other"; filename=""') + part(b"3") + b"--edge--\r\nepilogue"
     assert parse_images(FORM, body, LIMITS) == [first, b"", b"3"]
 
 
-def test_a_quoted_boundary_and_other_headers_are_understood() -> None:
+def test_a_quoted_boundary_and_other_part_headers_are_accepted() -> None:
     body = part(b"1").replace(b"\r\n\r\n", b"\r\nContent-Type: image/png\r\n\r\n").replace(b"Content-D", b"content-d")
     assert parse_images(b'multipart/form-data; charset=utf-8; boundary="edge"', body + b"--edge--", LIMITS) == [b"1"]
 
 
-def test_a_field_that_is_not_a_file_is_refused_by_name() -> None:
+def test_a_field_that_is_not_a_file_is_422_and_named() -> None:
     problem = refusal(FORM, part(b"1") + part(b"0.1", 'form-data; name="target_fpr"') + b"--edge--")
     assert (problem.status, problem.field) == (422, "target_fpr")
 
 
-def test_as_many_files_as_the_limit_and_no_more() -> None:
+def test_more_files_than_the_limit_are_413() -> None:
     assert len(parse_images(FORM, part(b"1") * 4 + b"--edge--", LIMITS)) == 4
     problem = refusal(FORM, part(b"1") * 5 + b"--edge--")
     assert (problem.status, problem.field, problem.accepted) == (413, "images", "at most 4")
     assert refusal(FORM, part(b"1") * 50 + b"--edge--").status == 413
 
 
-def test_a_form_without_files_is_refused() -> None:
+def test_a_form_without_files_is_422() -> None:
     assert refusal(FORM, b"--edge--\r\n").status == 422
 
 
@@ -168,7 +170,7 @@ def test_a_form_without_files_is_refused() -> None:
         part(b"1", "form-data; filename=" + "x" * 9000) + b"--edge--",
     ],
 )
-def test_a_damaged_form_is_malformed(body: bytes) -> None:
+def test_a_damaged_form_is_400(body: bytes) -> None:
     assert refusal(FORM, body).status == 400
 
 
@@ -182,20 +184,20 @@ def test_a_damaged_form_is_malformed(body: bytes) -> None:
         b"multipart/form-data; boundary*=edge",
     ],
 )
-def test_an_unusable_boundary_is_malformed(content_type: bytes) -> None:
+def test_an_invalid_boundary_is_400(content_type: bytes) -> None:
     assert refusal(content_type, part(b"1") + b"--edge--").status == 400
 
 
 # JSON
 
 
-def test_base64_images_and_data_urls() -> None:
+def test_base64_images_and_data_urls_are_decoded() -> None:
     text = base64.b64encode(b"\x89PNG bytes").decode()
     body = as_json(text, f"data:image/png;base64,{text}", f"DATA:;BASE64,{text}", "")
     assert parse_images(b"application/json; charset=utf-8", body, LIMITS) == [b"\x89PNG bytes"] * 3 + [b""]
 
 
-def test_escapes_in_base64_are_those_of_json() -> None:
+def test_json_escapes_in_base64_are_resolved() -> None:
     assert parse_images(JSON, rb'{"im\u0061ges": ["\/\/8="]}', LIMITS) == [b"\xff\xff"]
 
 
@@ -208,26 +210,26 @@ def test_escapes_in_base64_are_those_of_json() -> None:
         [[[1, 2, 3, 255]]],
     ],
 )
-def test_pixel_arrays_of_every_shape(image: list[Any]) -> None:
+def test_pixel_arrays_of_every_accepted_shape_are_parsed(image: list[Any]) -> None:
     (parsed,) = parse_images(JSON, as_json(image), LIMITS)
     assert pixels(parsed) == image
 
 
-def test_pixels_go_through_preprocessing_as_they_are() -> None:
+def test_parsed_pixels_can_be_preprocessed() -> None:
     small, fitting = parse_images(JSON, as_json([[9, 9], [9, 9]], [[9] * 3] * 3), LIMITS)
     for image in (small, fitting):
         assert isinstance(image, np.ndarray)
         assert preprocess_array(image, InputSpec(height=3, width=3, colour="L")).ravel().tolist() == [9] * 9
 
 
-def test_files_and_pixels_may_be_mixed() -> None:
+def test_files_and_pixels_can_be_mixed() -> None:
     file, array = parse_images(JSON, as_json("AAAA", [[5]]), LIMITS)
     assert file == b"\0\0\0"
     assert pixels(array) == [[5]]
 
 
 @pytest.mark.parametrize(
-    ("image", "status", "said"),
+    ("image", "status", "detail"),
     [
         ([[1, 2], [3]], 422, "rows of different lengths"),
         ([[[1, 2, 3]], [[1, 2]]], 422, "rows of different lengths"),
@@ -256,10 +258,10 @@ def test_files_and_pixels_may_be_mixed() -> None:
         ("data:image/png;base64", 422, "data: URL"),
     ],
 )
-def test_a_wrong_image_is_refused_by_its_place(image: object, status: int, said: str) -> None:
+def test_an_invalid_json_image_is_refused_and_its_index_named(image: object, status: int, detail: str) -> None:
     problem = refusal(JSON, as_json("AAAA", image))
     assert (problem.status, problem.field) == (status, "images[1]")
-    assert said in problem.detail
+    assert detail in problem.detail
     assert problem.accepted
 
 
@@ -286,23 +288,23 @@ def test_a_wrong_image_is_refused_by_its_place(image: object, status: int, said:
         (b'{"images": ["AAAA"]} {}', 400, None),
     ],
 )
-def test_a_wrong_document_is_refused_by_its_field(body: bytes, status: int, field: str | None) -> None:
+def test_an_invalid_json_document_is_refused_and_its_field_named(body: bytes, status: int, field: str | None) -> None:
     problem = refusal(JSON, body)
     assert (problem.status, problem.field) == (status, field)
 
 
-def test_as_many_json_images_as_the_limit_and_no_more() -> None:
+def test_more_json_images_than_the_limit_are_413() -> None:
     assert len(parse_images(JSON, as_json(*["AAAA"] * 4), LIMITS)) == 4
     assert refusal(JSON, as_json(*["AAAA"] * 5)).status == 413
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"images":[', b'["]",', b'["\\"",', b'["\\\\",'])
-def test_deep_json_is_refused_before_it_is_parsed(opening: bytes) -> None:
+def test_deeply_nested_json_is_refused_before_it_is_parsed(opening: bytes) -> None:
     problem = refusal(JSON, opening * 100_000)
     assert (problem.status, problem.detail) == (400, "The JSON body is nested too deep; accepted: at most 16 levels.")
 
 
-def test_the_depth_limit_is_exact_and_does_not_count_what_is_in_strings() -> None:
+def test_the_depth_limit_is_exact_and_ignores_brackets_in_strings() -> None:
     def nested(depth: int) -> bytes:
         return b'{"a[[\\"[[\\\\": [' + b"[" * (depth - 2) + b"]" * (depth - 2) + b"]}"
 
@@ -310,7 +312,7 @@ def test_the_depth_limit_is_exact_and_does_not_count_what_is_in_strings() -> Non
     assert "deep" in refusal(JSON, nested(17)).detail
 
 
-def test_depth_is_followed_through_a_body_of_many_chunks() -> None:
+def test_depth_is_counted_across_chunks() -> None:
     wide = b"[],".join([b""] * 70_000)
     assert "deep" in refusal(JSON, b'{"images": [' + wide + b"[" * 15).detail
     assert "not JSON" in refusal(JSON, b'{"images": [' + wide + b"[" * 14).detail
@@ -318,20 +320,20 @@ def test_depth_is_followed_through_a_body_of_many_chunks() -> None:
     assert "base64" in refusal(JSON, b'{"images": [' + text + b"]}").detail
 
 
-def test_small_objects_in_large_numbers_are_refused_before_they_fill_the_memory() -> None:
+def test_too_many_json_nodes_are_413_before_they_are_parsed() -> None:
     for node in (b"[],", b'"",', b"{},"):
         problem = refusal(JSON, b'{"images": [' + node * 2**20 + b"[]]}")
         assert (problem.status, "too many arrays or strings" in problem.detail) == (413, True)
 
 
-def test_colons_in_strings_are_not_keys() -> None:
+def test_colons_in_strings_are_not_counted_as_keys() -> None:
     assert parse_images(JSON, b'{"images": ["data:a:b;base64,AAAA"]}', LIMITS) == [b"\0\0\0"]
 
 
-# Anything
+# Arbitrary bytes
 
 
-BOUNDED = st.binary(max_size=300)
+ANY_BYTES = st.binary(max_size=300)
 CONTENT_TYPES = st.one_of(
     st.sampled_from([b"image/png", b"application/octet-stream", FORM, JSON, b"multipart/form-data; boundary=\r\n-"]),
     st.binary(max_size=60).map(b"multipart/form-data; ".__add__),
@@ -358,19 +360,19 @@ JSON_VALUES = st.recursive(
 
 
 def depth_of(value: object) -> int:
-    """Levels of nesting, by the book."""
+    """Levels of nesting of a parsed document."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
 
 
 @given(JSON_VALUES, st.integers(1, 4), st.booleans())
-def test_depth_agrees_with_a_walk_over_the_parsed_document(value: object, limit: int, ascii_only: bool) -> None:
+def test_depth_agrees_with_the_parsed_document(value: object, limit: int, ascii_only: bool) -> None:
     body = json.dumps({"[:\\": value, '"': "{"}, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     too_deep = "nested too deep" in refusal(JSON, body, Limits(1000, 4, limit)).detail
     assert too_deep == (1 + depth_of(value) > limit)
 
 
-def only_images_or_a_problem(content_type: bytes, body: bytes) -> None:
+def check_images_or_problem(content_type: bytes, body: bytes) -> None:
     try:
         images = parse_images(content_type, body, LIMITS)
     except Problem as problem:
@@ -381,30 +383,30 @@ def only_images_or_a_problem(content_type: bytes, body: bytes) -> None:
         assert all(isinstance(image, bytes) or image.dtype == np.uint8 for image in images)
 
 
-@given(CONTENT_TYPES, BOUNDED)
-def test_any_bytes_of_any_type_give_images_or_a_problem(content_type: bytes, body: bytes) -> None:
-    only_images_or_a_problem(content_type, body)
+@given(CONTENT_TYPES, ANY_BYTES)
+def test_any_bytes_of_any_content_type_give_images_or_a_problem(content_type: bytes, body: bytes) -> None:
+    check_images_or_problem(content_type, body)
 
 
 @given(FORM_PIECES)
-def test_anything_like_a_form_gives_images_or_a_problem(body: bytes) -> None:
-    only_images_or_a_problem(FORM, body)
+def test_random_form_fragments_give_images_or_a_problem(body: bytes) -> None:
+    check_images_or_problem(FORM, body)
 
 
 @given(JSON_PIECES)
-def test_anything_like_json_gives_images_or_a_problem(body: bytes) -> None:
-    only_images_or_a_problem(JSON, body)
+def test_random_json_fragments_give_images_or_a_problem(body: bytes) -> None:
+    check_images_or_problem(JSON, body)
 
 
 @given(st.lists(JSON_VALUES, max_size=5))
 def test_any_json_value_as_an_image_gives_images_or_a_problem(images: list[Any]) -> None:
-    only_images_or_a_problem(JSON, as_json(*images))
+    check_images_or_problem(JSON, as_json(*images))
 
 
 @given(
     st.lists(st.binary(max_size=20).filter(lambda data: b"\r\n--edge" not in b"\r\n" + data), min_size=1, max_size=4)
 )
-def test_files_arrive_as_they_were_sent_in_a_form_and_in_json(files: list[bytes]) -> None:
+def test_files_in_forms_and_json_are_unchanged(files: list[bytes]) -> None:
     form = b"".join(map(part, files)) + b"--edge--\r\n"
     assert parse_images(FORM, form, LIMITS) == files
     encoded = [base64.b64encode(file).decode() for file in files]

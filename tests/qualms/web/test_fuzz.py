@@ -1,7 +1,7 @@
-"""Hostile requests by the hundred, or by as many as FUZZ_CASES says: never a 5xx, and every error a problem.
+"""Hostile requests (400, or FUZZ_CASES): the reply is never a 5xx, and every error is a problem.
 
-Half of the cases come from the OpenAPI document (schemathesis), half are image files and bodies that are wrong in
-all the ways we could think of. Both are the same on every run.
+Half of the cases are generated from the OpenAPI document (schemathesis), half are damaged or hostile image files and bodies.
+Both are the same in every run.
 """
 
 import base64
@@ -33,7 +33,7 @@ from qualms.web.reply import PredictReply
 CASES = int(os.environ.get("FUZZ_CASES", "400"))
 MAX_PIXELS = 2**18
 GROWTH = 32 * 2**20
-"""bytes that memory may grow by after a warm-up, however many cases follow: what allocators keep for later"""
+"""maximal growth of memory in bytes after a warm-up, for any number of cases: allocators keep some freed memory"""
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F", "I;16")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "ICO", "PPM", "TGA", "JPEG2000")
 
@@ -47,12 +47,9 @@ def client(start_service: Callable[..., httpx.Client]) -> httpx.Client:
 
 
 def check(response: httpx.Response) -> None:
-    """A reply is a whole prediction or a problem, and never the service's own fault.
-
-    A request that gives itself some milliseconds may miss them.
-    """
-    hurried = response.status_code == 504 and "x-request-timeout" in response.request.headers
-    assert response.status_code < 500 or hurried, response.text
+    """A reply is a complete prediction or a problem with a status below 500; a short deadline may also be missed (504)."""
+    expired = response.status_code == 504 and "x-request-timeout" in response.request.headers
+    assert response.status_code < 500 or expired, response.text
     if response.status_code == 200:
         PredictReply.model_validate_json(response.content)
     else:
@@ -62,7 +59,7 @@ def check(response: httpx.Response) -> None:
         assert problem.request_id == response.headers["x-request-id"]
 
 
-# By the document
+# From the OpenAPI document
 
 
 OPERATIONS = [("/predict", "POST", mode, 0.49) for mode in GenerationMode]
@@ -70,11 +67,11 @@ OPERATIONS += [
     (path, "GET", GenerationMode.POSITIVE, 0.02)
     for path in ("/models", "/models/{name}", "/metrics", "/livez", "/readyz")
 ]
-"""with data as the document wants it, or as it does not, and the share of the cases; only /predict can be asked wrongly"""
+"""path, method, valid or invalid data, share of the cases; only /predict has parameters that can be invalid"""
 
 
 @pytest.mark.parametrize(("path", "method", "mode", "share"), OPERATIONS)
-def test_every_reply_to_what_the_document_allows_or_forbids_is_as_it_says(
+def test_replies_to_generated_requests_agree_with_the_document(
     client: httpx.Client, path: str, method: str, mode: GenerationMode, share: float
 ) -> None:
     operation = schemathesis.openapi.from_dict(client.get("/openapi.json").json())[path][method]
@@ -90,12 +87,12 @@ def test_every_reply_to_what_the_document_allows_or_forbids_is_as_it_says(
     )
     @given(operation.as_strategy(generation_mode=mode))
     def send(case: Case[Any]) -> None:
-        described = case.as_transport_kwargs(base_url="http://service")
-        prepared: Any = requests.Request(**described).prepare()
+        arguments = case.as_transport_kwargs(base_url="http://service")
+        prepared: Any = requests.Request(**arguments).prepare()
         headers = {name: value.encode("latin-1") for name, value in prepared.headers.items()}
         response = client.request(prepared.method, prepared.url, headers=headers, content=prepared.body)
         statuses[response.status_code] += 1
-        # No schema can say that a string is the base64 of an image; 5xx are our own check's business.
+        # A schema cannot require that a string is the base64 of an image; `check` handles 5xx.
         case.validate_response(response, excluded_checks=[positive_data_acceptance, not_a_server_error])
         if path == "/predict":
             check(response)
@@ -104,15 +101,15 @@ def test_every_reply_to_what_the_document_allows_or_forbids_is_as_it_says(
 
     send()
     print(f"{mode} {method} {path}: {statuses.total()} cases, {dict(statuses)}")
-    if mode is GenerationMode.POSITIVE and path != "/models/{name}":  # the document does not say which names there are
+    if mode is GenerationMode.POSITIVE and path != "/models/{name}":  # the document does not list the models
         assert statuses[200], statuses
 
 
-# By malice
+# Hostile files and bodies
 
 
-def drawn(rng: Random, kind: str | None = None) -> bytes:
-    """A good image file of any size, mode and format."""
+def image_file(rng: Random, kind: str | None = None) -> bytes:
+    """A valid image file of random size, mode and format."""
     height, width = rng.integers(1, 60, 2)
     pixels = rng.integers(0, 256, (height, width, 3), np.uint8)
     image = Image.fromarray(pixels)
@@ -120,7 +117,7 @@ def drawn(rng: Random, kind: str | None = None) -> bytes:
         mode, kind = rng.choice(MODES), kind or str(rng.choice(FORMATS))
         try:
             image.convert("L").convert(mode).save(stream, kind)
-        except (OSError, ValueError):  # not every format holds every mode
+        except (OSError, ValueError):  # some formats do not support some modes
             image.save(stream, kind)
         return stream.getvalue()
 
@@ -129,31 +126,31 @@ def raw(data: bytes, kind: str = "image/png") -> Request:
     return {"content": data, "headers": {"content-type": kind}}
 
 
-def good(rng: Random) -> Request:
-    return raw(drawn(rng))
+def valid(rng: Random) -> Request:
+    return raw(image_file(rng))
 
 
 def truncated(rng: Random) -> Request:
-    data = drawn(rng)
+    data = image_file(rng)
     return raw(data[: rng.integers(0, len(data))])
 
 
 def mutated(rng: Random) -> Request:
-    data = np.frombuffer(drawn(rng), np.uint8).copy()
-    places = rng.integers(0, len(data), rng.integers(1, 8))
-    data[places] = rng.integers(0, 256, len(places), np.uint8)
+    data = np.frombuffer(image_file(rng), np.uint8).copy()
+    positions = rng.integers(0, len(data), rng.integers(1, 8))
+    data[positions] = rng.integers(0, 256, len(positions), np.uint8)
     return raw(data.tobytes())
 
 
 def mutated_header(rng: Random) -> Request:
-    data = np.frombuffer(drawn(rng), np.uint8).copy()
-    places = rng.integers(0, min(64, len(data)), rng.integers(1, 5))
-    data[places] = rng.choice(np.array([0, 1, 127, 128, 255], np.uint8), len(places))
+    data = np.frombuffer(image_file(rng), np.uint8).copy()
+    positions = rng.integers(0, min(64, len(data)), rng.integers(1, 5))
+    data[positions] = rng.choice(np.array([0, 1, 127, 128, 255], np.uint8), len(positions))
     return raw(data.tobytes())
 
 
 def spliced(rng: Random) -> Request:
-    first, second = drawn(rng), drawn(rng)
+    first, second = image_file(rng), image_file(rng)
     return raw(first[: rng.integers(0, len(first))] + second[rng.integers(0, len(second)) :])
 
 
@@ -161,7 +158,7 @@ def random_bytes(rng: Random) -> Request:
     return raw(rng.bytes(int(rng.integers(0, 4000))))
 
 
-def random_after_a_signature(rng: Random) -> Request:
+def random_bytes_after_a_signature(rng: Random) -> Request:
     signatures = (
         b"\x89PNG\r\n\x1a\n",
         b"\xff\xd8\xff\xe0",
@@ -184,14 +181,14 @@ def png(width: int, height: int, depth: int, colour: int, *chunks: bytes) -> byt
 
 
 def bomb(rng: Random) -> Request:
-    """Gigapixels in some bytes."""
+    """A small file with a header of up to 2⁶⁴ pixels."""
     width, height = (int(side) for side in rng.choice([1, 513, 60_000, 2**31 - 1, 2**32 - 1], 2))
     data = chunk(b"IDAT", zlib.compress(bytes(rng.integers(0, 100_000))))
     return raw(png(width, height, int(rng.choice([1, 8, 16])), int(rng.choice([0, 2, 3, 4, 6])), data))
 
 
 def metadata_bomb(rng: Random) -> Request:
-    """A small image beside text that unpacks to megabytes."""
+    """A small image with compressed metadata of several megabytes."""
     text = zlib.compress(bytes(2 * 2**20))
     kind, head = [(b"zTXt", b"k\0\0"), (b"iCCP", b"k\0\0"), (b"iTXt", b"k\0\1\0\0\0")][rng.integers(3)]
     pixels = chunk(b"IDAT", zlib.compress(bytes(4)))
@@ -230,7 +227,7 @@ def wrong_type(rng: Random) -> Request:
         "APPLICATION/JSON",
         "é",
     )
-    return {"content": drawn(rng), "headers": {"content-type": kinds[rng.integers(len(kinds))].encode("latin-1")}}
+    return {"content": image_file(rng), "headers": {"content-type": kinds[rng.integers(len(kinds))].encode("latin-1")}}
 
 
 def other_file(rng: Random) -> Request:
@@ -239,17 +236,19 @@ def other_file(rng: Random) -> Request:
 
 
 def form(rng: Random) -> Request:
-    files = [drawn(rng) if rng.integers(3) else rng.bytes(50) for _ in range(rng.integers(1, 5))]
-    return {"files": [("images", (f"{place}.png", data)) for place, data in enumerate(files)]}
+    files = [image_file(rng) if rng.integers(3) else rng.bytes(50) for _ in range(rng.integers(1, 5))]
+    return {"files": [("images", (f"{index}.png", data)) for index, data in enumerate(files)]}
 
 
 def broken_form(rng: Random) -> Request:
     body = (
-        b'--edge\r\nContent-Disposition: form-data; name="i"; filename="a"\r\n\r\n' + drawn(rng) + b"\r\n--edge--\r\n"
+        b'--edge\r\nContent-Disposition: form-data; name="i"; filename="a"\r\n\r\n'
+        + image_file(rng)
+        + b"\r\n--edge--\r\n"
     )
     data = np.frombuffer(body, np.uint8).copy()
-    places = rng.integers(0, 100, rng.integers(0, 4))
-    data[places] = rng.integers(0, 256, len(places), np.uint8)
+    positions = rng.integers(0, 100, rng.integers(0, 4))
+    data[positions] = rng.integers(0, 256, len(positions), np.uint8)
     return raw(data[: rng.integers(1, len(data) + 1)].tobytes(), "multipart/form-data; boundary=edge")
 
 
@@ -260,14 +259,14 @@ def deep_json(rng: Random) -> Request:
 
 
 def broken_json(rng: Random) -> Request:
-    body = json.dumps({"images": [base64.b64encode(drawn(rng)).decode(), [[0, 255], [1, 2]]]}).encode()
+    body = json.dumps({"images": [base64.b64encode(image_file(rng)).decode(), [[0, 255], [1, 2]]]}).encode()
     data = np.frombuffer(body, np.uint8).copy()
-    places = rng.integers(0, len(data), rng.integers(1, 6))
-    data[places] = rng.integers(32, 127, len(places), np.uint8)
+    positions = rng.integers(0, len(data), rng.integers(1, 6))
+    data[positions] = rng.integers(32, 127, len(positions), np.uint8)
     return raw(data.tobytes(), "application/json")
 
 
-def odd_json(rng: Random) -> Request:
+def unusual_json(rng: Random) -> Request:
     values: tuple[Any, ...] = (
         None, True, 3, 1e400, -1, 256, "", "AAAA", "data:,", [], [[]], [[[]]], {}, [[1, [2]]], [[[1, 2]]], [["1"]], [[1.5]],
         [[[0] * 5] * 9] * 9, [[10**30]], "é\ud800", [[0] * 2000] * 200,
@@ -276,33 +275,33 @@ def odd_json(rng: Random) -> Request:
     return raw(json.dumps({"images": images}).encode(), "application/json")
 
 
-def odd_query(rng: Random) -> Request:
+def unusual_query(rng: Random) -> Request:
     names = ("score", "target_fpr", "guarantee", "target_risk", "x", "")
     values = ("entropy", "0.1", "1e-300", "nan", "-0", "0.5", "marginal", "", "é", "9" * 400, "%00", "1e5", "0x1", "²")
     pairs = [f"{names[rng.integers(6)]}={values[rng.integers(len(values))]}" for _ in range(rng.integers(1, 4))]
-    return {**good(rng), "params": "&".join(pairs)}
+    return {**valid(rng), "params": "&".join(pairs)}
 
 
-def odd_headers(rng: Random) -> Request:
+def unusual_headers(rng: Random) -> Request:
     values = (b"", b"0", b"-1", b"nan", b"1e-9", b"1e400", b"9" * 5000, b"\xff", b"1_0", b" 5 ", b"0x1")
     names = ("x-request-timeout", "x-request-id", "content-encoding", "range", "expect", "accept")
-    request = good(rng)
+    request = valid(rng)
     request["headers"] = {**request["headers"], names[rng.integers(6)]: values[rng.integers(len(values))]}
     return request
 
 
 MAKERS: tuple[Callable[[Random], Request], ...] = (
-    good, truncated, mutated, mutated_header, spliced, random_bytes, random_after_a_signature, bomb, metadata_bomb,
-    zero_size, animated, wrong_type, other_file, form, broken_form, deep_json, broken_json, odd_json, odd_query, odd_headers,
+    valid, truncated, mutated, mutated_header, spliced, random_bytes, random_bytes_after_a_signature, bomb, metadata_bomb,
+    zero_size, animated, wrong_type, other_file, form, broken_form, deep_json, broken_json, unusual_json, unusual_query, unusual_headers,
 )  # fmt: skip
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_nothing_that_anybody_sends_breaks_the_service_or_stays_in_memory(client: httpx.Client) -> None:
+def test_hostile_requests_cause_no_server_error_and_no_memory_growth(client: httpx.Client) -> None:
     cases = CASES // 2
     statuses: Counter[int] = Counter()
     warm = 0
