@@ -61,9 +61,10 @@ def preprocess(data: bytes, spec: InputSpec, *, max_pixels: int = MAX_PIXELS) ->
     return conform(decode(data, max_pixels=max_pixels), spec)
 
 
-def preprocess_array(array: NDArray[np.uint8], spec: InputSpec) -> NDArray[np.uint8]:
+def preprocess_array(array: NDArray[np.uint8], spec: InputSpec, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
     """Convert pixels, (H, W) or (H, W, 1|3|4), to a model's input, (H, W, C); an array that already fits is returned."""
     _check_array(array, "An image", "(H, W) or (H, W, C)", dimensions=2)
+    _check_pixels(array.shape[1], array.shape[0], max_pixels)
     return array if _fits(array.shape, spec) else conform(_from_array(array), spec)
 
 
@@ -96,7 +97,7 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
             if not decodes_quickly(data):
                 check_file_limits(data)
             image = Image.open(io.BytesIO(data), formats=FORMATS)
-            _check_pixels(image, max_pixels)
+            _check_pixels(image.width, image.height, max_pixels)
             check_decoder_limits(image, data, max_pixels)
             image.load()
             return _apply_orientation(image)
@@ -213,11 +214,10 @@ def _check_array(array: NDArray[np.uint8], thing: str, accepted: str, *, dimensi
         )
 
 
-def _check_pixels(image: Image.Image, max_pixels: int) -> None:
-    if image.width * image.height > max_pixels:
+def _check_pixels(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
         raise ImageError(
-            f"The image has {image.width:,} × {image.height:,} pixels; at most {max_pixels:,} are accepted.",
-            reason="too_large",
+            f"The image has {width:,} × {height:,} pixels; at most {max_pixels:,} are accepted.", reason="too_large"
         )
 
 

@@ -37,12 +37,7 @@ def serve(settings: Settings) -> None:
     check_uvicorn()
     configure(settings.log_level)
     state = ServiceState()
-    server: DrainingServer
-
-    def fail(error: Exception) -> None:
-        server.fail(error)
-
-    app = create_app(settings, state=state, on_failure=fail)
+    app = create_app(settings, state=state, on_failure=lambda error: server.fail(error))  # noqa: PLW0108  # set below
     server = DrainingServer(configuration(app, settings), state, settings.drain_seconds)
     with listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]

@@ -8,6 +8,7 @@ import ctypes
 import socket
 import struct
 import sys
+from contextlib import suppress
 
 from qualms.errors import QualmsError
 
@@ -57,15 +58,9 @@ def accept_pending(listener: socket.socket) -> list[socket.socket]:
     """The connections that wait to be accepted."""
     listener.setblocking(False)
     pending = []
-    while (connection := _accept(listener)) is not None:
-        pending.append(connection)
+    with suppress(OSError):  # none is left
+        while True:
+            pending.append(listener.accept()[0])
+    for connection in pending:
+        connection.setblocking(False)
     return pending
-
-
-def _accept(listener: socket.socket) -> socket.socket | None:
-    try:
-        connection, _ = listener.accept()
-    except OSError:
-        return None
-    connection.setblocking(False)
-    return connection

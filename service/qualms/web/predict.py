@@ -243,7 +243,7 @@ class PredictRequest:
             self._model.decider.rule(self._point)  # an unsupported operating point costs no inference
         if len(inputs) > admitted_rows and not self._admit(len(inputs)):
             return
-        if sum(map(_size, inputs)) > INLINE_BYTES or not all(map(_decodes_quickly, inputs)):
+        if not _decode_inline(inputs):
             self._decode_in_pool(inputs)
             return
         max_pixels = min(INLINE_PIXELS, self._handler.settings.max_pixels)
@@ -340,8 +340,7 @@ def decode_images(
             if isinstance(image, bytes):
                 images.append(preprocess(image, spec, max_pixels=max_pixels))
             else:
-                _check_pixels(image, max_pixels)
-                images.append(preprocess_array(image, spec))
+                images.append(preprocess_array(image, spec, max_pixels=max_pixels))
         except ImageError as error:
             raise from_error(error, f"images[{index}]") from error
     return images
@@ -354,17 +353,7 @@ def _timed_decode(
     return decode_images(inputs, spec, max_pixels, deadline), time.monotonic() - start
 
 
-def _check_pixels(pixels: NDArray[np.uint8], max_pixels: int) -> None:
-    height, width = pixels.shape[:2]
-    if height * width > max_pixels:
-        raise ImageError(
-            f"The image has {width:,} × {height:,} pixels; at most {max_pixels:,} are accepted.", reason="too_large"
-        )
-
-
-def _decodes_quickly(image: ImageInput) -> bool:
-    return not isinstance(image, bytes) or decodes_quickly(image)
-
-
-def _size(image: ImageInput) -> int:
-    return len(image) if isinstance(image, bytes) else image.nbytes
+def _decode_inline(inputs: list[ImageInput]) -> bool:
+    """Whether decoding on the event loop is fast, as far as the bytes show."""
+    size = sum(len(image) if isinstance(image, bytes) else image.nbytes for image in inputs)
+    return size <= INLINE_BYTES and all(decodes_quickly(image) for image in inputs if isinstance(image, bytes))

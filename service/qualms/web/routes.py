@@ -1,7 +1,6 @@
 """The ordinary routes: models, health, metrics and documentation."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -13,11 +12,12 @@ from qualms.telemetry.metrics import OPEN_METRICS, expose
 from qualms.web.openapi import problem_response
 from qualms.web.predict import PATH as PREDICT_PATH
 from qualms.web.problems import MEDIA_TYPE, Problem, from_error, quoted
-from qualms.web.reply import ModelList, ModelReply, Status
+from qualms.web.reply import ModelList, ModelReply, ModelSummary, Status
 from qualms.web.served_model import ServedModel
 from qualms.web.state import ServiceState
 
 _ROUTES = {PREDICT_PATH: "predict", "/metrics": "metrics", "/docs": "docs", "/openapi.json": "docs"}
+Responses: TypeAlias = dict[int | str, dict[str, Any]]
 _HEALTH = ("/livez", "/readyz", "/healthz")
 
 
@@ -33,26 +33,30 @@ def route_name(path: str) -> str:
 def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -> None:
     """Add all routes except `POST /predict`."""
 
-    not_ready: dict[int | str, dict[str, Any]] = {503: problem_response("Loading or stopping.")}
-    unknown: dict[int | str, dict[str, Any]] = {404: problem_response("No such model.")}
-    exposition: dict[int | str, dict[str, Any]] = {200: {"content": {OPEN_METRICS: {"schema": {"type": "string"}}}}}
+    not_ready: Responses = {503: problem_response("Loading or stopping.")}
+    unknown: Responses = {404: problem_response("No such model.")}
+    exposition: Responses = {200: {"content": {OPEN_METRICS: {"schema": {"type": "string"}}}}}
 
     @app.get("/livez", tags=["health"], summary="Is the process alive?", response_model=Status)
     @app.get("/healthz", tags=["health"], include_in_schema=False)
     async def livez() -> Response:
         return _json({"status": "alive"})
 
-    @app.get("/readyz", tags=["health"], summary="May traffic come?", response_model=Status, responses=not_ready)
+    @app.get(
+        "/readyz",
+        tags=["health"],
+        summary="Is the service ready for requests?",
+        response_model=Status,
+        responses=not_ready,
+    )
     async def readyz() -> Response:
-        why = state.why_not_ready
-        if why is not None:
-            raise Problem.unavailable(why)
-        assert state.model is not None
+        if state.model is None or state.why_not_ready:
+            raise Problem.unavailable(state.why_not_ready or "The model is still loading.")
         return _json({"status": "ready", "provider": state.model.engine.provider})
 
     @app.get("/models", tags=["models"], summary="The models being served.", response_model=ModelList)
     async def models() -> Response:
-        return _json({"models": [] if state.model is None else [_summary(state.model)]})
+        return _json({"models": [] if state.model is None else [_summary(state.model).model_dump()]})
 
     @app.get(
         "/models/{name}",
@@ -66,7 +70,7 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -
             raise Problem.not_found(f"There is no model {quoted(name)} here.")
         manifest = state.model.bundle.manifest
         document = manifest.model_dump(mode="json", exclude={"golden": True, "calibration": {"scores", "trust"}})
-        return _json({**_summary(state.model), "manifest": document})
+        return _json({**_summary(state.model).model_dump(), "manifest": document})
 
     @app.get(
         "/metrics",
@@ -80,19 +84,14 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -
         return Response(body, media_type=None, headers={"content-type": content_type})
 
     @app.exception_handler(HTTPException)
-    async def framework_error(request: Request, error: HTTPException) -> Response:
-        return _refusal(request, _framework_problem(request, error), error.headers)
-
     @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        return _refusal(request, from_error(error), None)
-
     @app.exception_handler(Problem)
-    async def own_error(request: Request, problem: Problem) -> Response:
-        return _refusal(request, problem, problem.headers)
+    async def failed(request: Request, error: Exception) -> Response:
+        problem = _framework_problem(request, error) if isinstance(error, HTTPException) else from_error(error)
+        return Response(problem.body(request.state.request_id), problem.status, problem.headers, MEDIA_TYPE)
 
 
-def _summary(model: ServedModel) -> dict[str, Any]:
+def _summary(model: ServedModel) -> ModelSummary:
     """The facts about a model that an application needs."""
     manifest = model.bundle.manifest
     rule = model.decider.rule()
@@ -111,19 +110,19 @@ def _summary(model: ServedModel) -> dict[str, Any]:
             "refusal": rule.refusal,
         },
     }
-    return {
-        "name": manifest.name,
-        "version": manifest.version,
-        "digest": model.bundle.digest,
-        "classes": manifest.classes,
-        "input": manifest.input.model_dump(),
-        "prediction": manifest.prediction,
-        "operating": operating,
-        "calibration": {"n": manifest.calibration.n, "data": manifest.calibration.data},
-        "provider": model.engine.provider,
-        "max_batch": model.engine.max_batch,
-        "cost_seconds": dict(zip(map(str, model.engine.cost.sizes), model.engine.cost.seconds, strict=True)),
-    }
+    return ModelSummary(
+        name=manifest.name,
+        version=manifest.version,
+        digest=model.bundle.digest,
+        classes=manifest.classes,
+        input=manifest.input.model_dump(),
+        prediction=manifest.prediction,
+        operating=operating,
+        calibration={"n": manifest.calibration.n, "data": manifest.calibration.data},
+        provider=model.engine.provider,
+        max_batch=model.engine.max_batch,
+        cost_seconds=dict(zip(map(str, model.engine.cost.sizes), model.engine.cost.seconds, strict=True)),
+    )
 
 
 def _framework_problem(request: Request, error: HTTPException) -> Problem:
@@ -134,10 +133,6 @@ def _framework_problem(request: Request, error: HTTPException) -> Problem:
         allowed = (error.headers or {}).get("Allow", "GET")
         return Problem.wrong_method(request.method, allowed.replace("GET", "GET, HEAD"))
     return Problem.from_status(error.status_code, str(error.detail))
-
-
-def _refusal(request: Request, problem: Problem, headers: Mapping[str, str] | None) -> Response:
-    return Response(problem.body(request.state.request_id), problem.status, headers, MEDIA_TYPE)
 
 
 def _json(value: Any) -> Response:
