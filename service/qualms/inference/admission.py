@@ -1,7 +1,7 @@
 """Admission: refuse a request on arrival if the queue cannot answer it before its deadline.
 
-The prediction uses the cost curve measured at start, corrected by how much slower runs have been since. While nothing
-but refusals can be sent, the event loop pauses between bursts of them, so that the model has the core.
+The prediction uses the cost curve measured at start, multiplied by the measured slowdown of recent runs. While the queue
+is full, the event loop pauses between bursts of refusals, which leaves the CPU core to the model.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ PAUSE_SECONDS = 0.01
 _ADAPTATION = 0.1
 """weight of the newest observation in a moving average"""
 _SAFETY_FACTOR = 1.5
-"""a queue filled up to the deadline would make every request late as soon as one run takes longer than predicted"""
+"""factor on predicted waits; without it, all queued requests would be late as soon as one run takes longer than predicted"""
 _MAX_SLOWDOWN = 20.0
-"""limits the effect of one stall"""
+"""maximum of one observed slowdown, which limits the effect of a single stall"""
 
 
 class Admission:
@@ -33,7 +33,7 @@ class Admission:
         self._decode_threads = decode_threads
         self._clock = clock
         self.rows_waiting = 0
-        """in the queue; the batcher changes it under its lock"""
+        """rows in the queue; the batcher changes it under its lock"""
         self._rows_decoding = 0
         self._decode_seconds = 0.0
         """moving average for one image in the decoding pool"""
@@ -42,7 +42,7 @@ class Admission:
         self._slowdown = 1.0
         """moving average of actual over predicted run time"""
         self._busy_since = 0.0
-        """end of the last run if it left work over, else 0"""
+        """end of the last run if requests were waiting then, else 0"""
 
     def cost(self, rows: int) -> float:
         """Seconds for `rows` on an idle service, in as many runs as they need."""
@@ -79,7 +79,7 @@ class Admission:
             self._decode_seconds += _ADAPTATION * (seconds / rows - self._decode_seconds)
 
     def run_end(self, rows: int, now: float, *, alone: bool) -> float:
-        """When a run of `rows` that starts now would end; past slowness does not count for a single request."""
+        """Predicted end of a run of `rows` that starts now; the slowdown is not applied to a single request (`alone`)."""
         return now + (1.0 if alone else self._slowdown) * self.cost(rows)
 
     def run_started(self, rows: int, now: float) -> None:
@@ -87,9 +87,9 @@ class Admission:
         self._running_until = now + self._slowdown * self.cost(rows)
 
     def run_ended(self, batch: Batch | None, *, work_left: bool) -> None:
-        """Learn from a run, or from its failure (None).
+        """Update the slowdown after a run; `batch` is None if it failed, `work_left` whether requests are still waiting.
 
-        If work was left over, the time since the previous run counts in full: the next row waits for it.
+        If requests were waiting when the previous run ended, time is counted from that end, because they waited that long.
         """
         self._running_until = 0.0
         if batch is None:
@@ -100,12 +100,12 @@ class Admission:
         self._busy_since = ended if work_left else 0.0
 
     def all_dropped(self) -> None:
-        """Every waiting request was dropped: decay the slowdown, or a wrong estimate would drop all that follow."""
+        """Reduce the slowdown because every waiting request was dropped; a wrong estimate would drop all later ones too."""
         self._busy_since = 0.0
         self._slowdown += _ADAPTATION * (1.0 - self._slowdown)
 
     def idle(self) -> None:
-        """Nothing waits, so the time until the next request is not slowness."""
+        """Nothing is waiting, so the time until the next request does not count as slowdown."""
         self._busy_since = 0.0
 
     def _rows_ahead(self) -> int:
@@ -113,7 +113,11 @@ class Admission:
         return max(self.rows_waiting + self._rows_decoding, self._in_progress() - 1)
 
     def _wait(self, rows: int, ahead: int, now: float) -> float:
-        """Slowness is ignored for a request that would run alone: only its run can show that the slowness has passed."""
+        """Seconds until `rows` more would be answered after the `ahead` rows before them.
+
+        The slowdown is ignored for a request that would run alone, because only its run can show that the slowdown has
+        passed.
+        """
         queued = self.cost(ahead + rows)
         if not ahead and not self._running_until:
             return queued
@@ -152,7 +156,7 @@ class LoopPause:
     def _pause(self, runs_ended: int) -> None:
         self._scheduled = False
         before, self._last_connections = self._last_connections, self._connections()
-        if self._last_connections > before:  # one iteration accepts one connection, so others are waiting
+        if self._last_connections > before:  # one iteration accepts one connection, so more may be waiting
             return
         with self._ended:
             self._ended.wait_for(lambda: self._runs_ended != runs_ended, self._seconds)

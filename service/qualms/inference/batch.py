@@ -1,4 +1,4 @@
-"""What passes through the queue: one job per request, one batch per run, and each request's rows of a batch."""
+"""The data types of the queue: one `Job` per request, one `Batch` per run, and one `Answer` per request."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ class Expired(Exception):  # noqa: N818
 
 
 class ClientDisconnected(Exception):  # noqa: N818
-    """The client closed the connection, so there is nobody to answer."""
+    """The client has closed the connection, so no reply can be sent."""
 
 
 class Draining(Exception):  # noqa: N818
@@ -57,7 +57,7 @@ class Job:
     dropped_for: Expired | ClientDisconnected | None = None
 
     def dead(self, ends: float) -> bool:
-        """Whether the client has left or the deadline is before `ends`; sets `dropped_for`."""
+        """Whether the client has disconnected or the deadline is before `ends`; sets `dropped_for` to the reason."""
         if self.gone():
             self.dropped_for = ClientDisconnected()
         elif self.deadline < ends:
@@ -74,7 +74,7 @@ class Batch:
     """(rows, seconds) of each run; several only for one request with more rows than `max_batch`"""
     started: float
     cache: dict[object, Any] = field(default_factory=dict)
-    """values computed once for the whole batch, such as the verdicts at an operating point"""
+    """values computed once for the whole batch, for example the verdicts at an operating point"""
 
     @property
     def rows(self) -> int:

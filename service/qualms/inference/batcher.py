@@ -1,9 +1,9 @@
-"""Batching without waiting: an idle runner takes what is queued; while it runs, requests gather for the next run.
+"""Batching without waiting: an idle engine runs all queued requests; requests that arrive during a run form the next batch.
 
-Requests that arrive in one iteration of the event loop are decoded together, which is faster than between reads and
-writes. A short run is made on the event loop, where it costs less than a hand-over to the runner's thread and back; a
-long one goes to that thread. Rows are counted, not requests. Requests that have expired, or whose client has
-disconnected, are dropped before they are run.
+Requests that arrive in one iteration of the event loop are decoded together, which is faster than decoding each of them
+between reads and writes. Short runs are made on the event loop, because the hand-over to the runner's thread and back
+would cost more; long runs are made on that thread. Queue lengths and limits count rows (images), not requests. Requests
+that have expired, or whose client has disconnected, are dropped before they are run.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Batcher:
         connections: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`in_progress` returns the number of requests read and not answered, `connections` how many are open."""
+        """`in_progress` returns the number of requests read and not answered, `connections` that of open connections."""
         self._engine = engine
         self._clock = clock
         self._in_progress = in_progress
@@ -47,18 +47,18 @@ class Batcher:
         self.admission = Admission(engine, in_progress, decode_threads, clock)
         self._pause = LoopPause(connections, pause_seconds)
         self._arrived: deque[Job] = deque()
-        """not decoded yet; the event loop's"""
+        """not decoded yet; used only on the event loop"""
         self._ready: deque[Job] = deque()
         """decoded; shared with the runner's thread under `_lock`"""
         self._lock = threading.Condition()
         self._stopping = False
         self._thread_idle = True
         self._arrived_before = 0
-        """requests that had arrived at the previous `_process`"""
+        """length of `_arrived` at the previous `_process` if it expected more requests, else 0"""
         self._scheduled = False
-        """whether `_process` is due"""
+        """whether `_process` is scheduled"""
         self._single = False
-        """whether the last run was of one request and its loop iteration is over"""
+        """whether the last run had one request; set in the loop iteration after that run"""
         self._thread = threading.Thread(target=self._work, name="qualms-runner", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -69,7 +69,7 @@ class Batcher:
         yield_to_other_threads()
 
     async def stop(self) -> None:
-        """Run what was admitted, then end the thread."""
+        """Run all admitted requests, then end the thread."""
         with self._lock:
             self._stopping = True
             self._lock.notify()
@@ -81,7 +81,7 @@ class Batcher:
         return self.admission.rows_waiting
 
     def retry_after(self, rows: int, deadline: float) -> int | None:
-        """None if `rows` more can be answered before `deadline`, else seconds; Draining if nothing is accepted.
+        """None if `rows` more can be answered before `deadline`, else seconds after which to retry; Draining while stopping.
 
         The caller sends the refusal. Once all requests of this loop iteration are answered, the loop may pause.
         """
@@ -99,8 +99,8 @@ class Batcher:
         idle, in_progress = self._thread_idle and not self.admission.rows_waiting, self._in_progress()
         if idle and in_progress <= 1:
             self.admission.idle()
-        # A lone request is run at once. If the previous run had several, others of this loop iteration may not be read yet,
-        # and each would be run by itself.
+        # A lone request is run at once, unless the previous run had several requests: others of this loop iteration may then
+        # not be read yet, and each would be run by itself.
         lone = idle and self._single and in_progress == 1
         if lone and self.admission.cost(rows) <= self._short_seconds:
             if self._decode(job, job.queued, waiting_rows=0):
@@ -112,14 +112,14 @@ class Batcher:
         self._schedule()
 
     def _schedule(self) -> None:
-        """Process the queue once per loop iteration, or the first request would run alone while others wait to be read."""
+        """Call `_process` once per loop iteration; otherwise the first request would run alone while others are unread."""
         if not self._scheduled:
             self._scheduled = True
             assert self._loop is not None
             self._loop.call_soon(self._process)
 
     def _process(self) -> None:
-        """Decode what arrived. Run it here if that is short and the thread is idle, else wake the thread."""
+        """Decode new requests. Make the next run here if it is short and the thread is idle, else wake the thread."""
         self._scheduled = False
         if self._more_expected():
             self._schedule()
@@ -134,20 +134,20 @@ class Batcher:
                 self._lock.notify()
         if here:
             self._deliver(jobs, dropped, self._run(jobs))
-        if self._arrived or (here and self._ready):  # after others had their turn on the loop
+        if self._arrived or (here and self._ready):  # in the next iteration, after other callbacks
             self._schedule()
 
     def _more_expected(self) -> bool:
         """Whether the last iteration brought several requests, so that the next one may bring more for the same run.
 
-        Nothing waits idly: the first iteration without a new request ends this, and a lone request does not start it.
+        The delay ends with the first iteration without a new request, and a lone request is not delayed.
         """
         more = len(self._arrived) > max(1, self._arrived_before) and not self.admission.queue_is_full
         self._arrived_before = len(self._arrived) if more else 0
         return more
 
     def _decode_arrived(self) -> list[Job]:
-        """Decode about one batch."""
+        """Decode new requests, up to about one batch; returns those that can be run."""
         ready, rows = list[Job](), 0
         now = self._clock()
         while self._arrived and rows < self._engine.max_batch:
@@ -159,7 +159,10 @@ class Batcher:
         return ready
 
     def _decode(self, job: Job, now: float, waiting_rows: int) -> bool:
-        """Decode the images of a live job; a dead or failed one ends here, and its `waiting_rows` leave the queue."""
+        """Decode the images of a job and return whether it can be run.
+
+        A job that is dropped or fails is answered here, and its `waiting_rows` are removed from the queue.
+        """
         if job.dead(now):
             assert job.dropped_for is not None
             self._end(job, job.dropped_for, waiting_rows)
@@ -174,7 +177,7 @@ class Batcher:
         return True
 
     def _end(self, job: Job, error: Exception, waiting_rows: int) -> None:
-        with self._lock:  # before `done`, which may ask for admission again
+        with self._lock:  # before `done`, which may request admission again
             self.admission.rows_waiting -= waiting_rows
         job.done(error)
 
@@ -202,8 +205,13 @@ class Batcher:
             self._loop.call_soon_threadsafe(self._deliver, jobs, dropped, result)
             self._pause.run_ended()
 
+    # On either thread.
+
     def _take(self) -> tuple[list[Job], list[Job]]:
-        """Live jobs up to the cap, at least one, and the dead ones before them."""
+        """Remove the jobs of the next run from the queue, and the dropped jobs before them; the caller holds the lock.
+
+        A run has at most `max_batch` rows, except for a single request with more.
+        """
         now, rows = self._clock(), 0
         ends = self.admission.run_end(self._next_rows(), now, alone=len(self._ready) <= 1)
         taken: list[Job] = []
@@ -223,8 +231,6 @@ class Batcher:
         if taken:
             self.admission.run_started(rows, now)
         return taken, dropped
-
-    # On either thread.
 
     def _run(self, jobs: list[Job]) -> Batch | Exception | None:
         if not jobs:

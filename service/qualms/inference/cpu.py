@@ -21,10 +21,11 @@ def available_cores(root: Path = Path("/"), affinity: int | None = None) -> int:
 
 
 def yield_to_other_threads() -> None:
-    """Schedule the calling thread as SCHED_BATCH: waking up, it does not preempt another thread; its CPU share is the same.
+    """Schedule the calling thread as SCHED_BATCH: it does not preempt other threads when it wakes up.
 
-    Otherwise the thread that reads requests would preempt the model for every request, which costs more than the request
-    itself. With this policy it reads several requests at once. On systems without the policy nothing changes.
+    With the default policy, the thread that reads requests would preempt the model for every request, which costs more
+    than the request itself. With this policy it reads several requests at once, and its CPU share does not change. On
+    systems without the policy, this function does nothing.
     """
     if hasattr(os, "sched_setscheduler"):  # Linux; 0 is the calling thread
         with suppress(OSError):

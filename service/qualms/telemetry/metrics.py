@@ -35,7 +35,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROUTES = ("predict", "models", "metrics", "health", "docs", "other")
 _MAX_PENDING_ROWS = 256
 _MAX_PENDING_BATCHES = 16
-"""so many are counted together, unless the registry is read before; more would delay a request for too long"""
+"""pending batches are counted when either number is reached; counting more at once would delay a request for too long"""
 OPEN_METRICS = "application/openmetrics-text"
 
 
@@ -62,7 +62,7 @@ class _WithoutCreated(Collector):
 
 
 class BatchHistogram(Collector):
-    """A histogram that observes many values at once; prometheus-client's observes one at a time under a lock."""
+    """A histogram that observes many values at once; prometheus-client's Histogram observes one at a time under a lock."""
 
     def __init__(self, name: str, text: str, labels: dict[str, str], bounds: Sequence[float]) -> None:
         self._name, self._text, self._labels = name, text, labels
@@ -89,7 +89,7 @@ class BatchHistogram(Collector):
 
 
 class RouteHistogram(Collector):
-    """One histogram per route; counting a value costs a fraction of prometheus-client's."""
+    """One histogram per route; counting a value is much faster than with prometheus-client's Histogram."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
         self._name, self._text = name, text
@@ -117,10 +117,10 @@ class Buckets:
 
     def observe(self, values: NDArray[Any]) -> None:
         """Count values (N,)."""
-        places = np.searchsorted(self.bounds, values, side="left")
-        more = np.bincount(places, minlength=len(self._counts)).tolist()
+        indices = np.searchsorted(self.bounds, values, side="left")
+        more = np.bincount(indices, minlength=len(self._counts)).tolist()
         self._counts = [before + new for before, new in zip(self._counts, more, strict=True)]
-        self._sum += float(values.sum(where=np.isfinite(values)))  # a non-finite sum would stay so
+        self._sum += float(values.sum(where=np.isfinite(values)))  # a non-finite sum would stay non-finite
 
     def observe_one(self, value: float) -> None:
         """Count one value; faster than an array of one."""
@@ -213,7 +213,7 @@ class ModelMetrics:
         self._reference(bundle.manifest, rule)
         self._predictions = self._counter("predictions", "Predictions by class and flag.", "class", "ood")
         self._ood = self._counter("ood", "Images flagged.").labels(**self.labels)
-        self._untrusted = self._counter("untrusted", "Predictions not to be trusted.").labels(**self.labels)
+        self._untrusted = self._counter("untrusted", "Predictions that are not trusted.").labels(**self.labels)
         self._cells = [
             [self._predictions.labels(**self.labels, **{"class": name, "ood": flag}) for flag in ("false", "true")]
             for name in self._classes
@@ -223,7 +223,7 @@ class ModelMetrics:
         self._gauge("ood_target_rate", "The guaranteed false-alarm rate.").set(rule.flag.target_fpr)
         self._gauge("calibration_images", "Number of calibration images.").set(rule.flag.n)
         self._gauge("model_info", "The model that is served.", digest=bundle.digest).set(1)
-        self._gauge("provider_info", "Where it runs.", provider=provider).set(1)
+        self._gauge("provider_info", "ONNX Runtime execution provider that runs the model.", provider=provider).set(1)
 
     def observe(self, outputs: dict[str, NDArray[Any]], verdicts: Verdicts, runs: list[tuple[int, float]]) -> None:
         """Count one batch, at the latest when the registry is read; `runs` are (rows, seconds)."""
@@ -291,5 +291,8 @@ class ModelMetrics:
 
 
 def _not_negative(bounds: Sequence[float]) -> list[float]:
-    """Rounding may make a quantile of an entropy negative, and a histogram with a negative bucket has no sum or count."""
+    """Replace negative bounds by 0.
+
+    Rounding may make a quantile of an entropy negative, and a histogram with a negative bucket has no sum or count.
+    """
     return [max(0.0, bound) for bound in bounds]
