@@ -1,9 +1,9 @@
-"""A model on a device: loaded, checked against its golden vectors, warm, and with a known cost."""
+"""A model loaded on a device: checked against its golden vectors, warmed up, and with a measured cost per batch size."""
 
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
@@ -24,24 +24,24 @@ _log = logging.getLogger("qualms.engine")
 
 
 class DeviceError(QualmsError):
-    """The device that was asked for cannot be used."""
+    """The requested device cannot be used."""
 
 
 @dataclass(frozen=True)
 class CostCurve:
-    """How long a batch takes: measured at some sizes, straight lines between them."""
+    """Seconds per batch, by its size: measured at some sizes and interpolated linearly between them."""
 
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
 
     def __call__(self, rows: int) -> float:
-        """Seconds for one batch of `rows`; beyond the largest measured size, in proportion."""
+        """Seconds for one batch of `rows`; proportional to `rows` beyond the largest measured size."""
         table = self._table
         return table[rows] if rows < len(table) else table[-1] * rows / self.sizes[-1]
 
     @cached_property
     def _table(self) -> list[float]:
-        """Seconds by rows: admission looks here twice a request."""
+        """Seconds by number of rows; a table, because admission uses it twice per request."""
         return [float(value) for value in np.interp(range(self.sizes[-1] + 1), self.sizes, self.seconds)]
 
 
@@ -54,12 +54,14 @@ class Engine:
         device: Device = "cpu",
         threads: int | None = None,
         max_batch: int = 64,
-        longest_run: float = math.inf,
+        max_run_seconds: float = math.inf,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Batches hold at most `max_batch` images, fewer where that many would take over `longest_run` seconds."""
+        """A batch has at most `max_batch` images, and fewer if that many would take longer than `max_run_seconds`."""
         self.bundle = bundle
         self.max_batch = max_batch
-        self._longest_run = longest_run
+        self._max_run_seconds = max_run_seconds
+        self._clock = clock
         threads = threads or available_cores()
         session, provider = _open(bundle.graph, device, threads)
         try:
@@ -67,21 +69,21 @@ class Engine:
         except BundleError as error:
             if device != "auto" or provider != CUDA:
                 raise
-            _log.warning("CUDA is offered but does not work; running on the CPU", extra={"reason": str(error)})
+            _log.warning("CUDA is available but does not work; running on the CPU", extra={"reason": str(error)})
             self._use(*_open(bundle.graph, "cpu", threads))
 
     def _use(self, session: Any, provider: str) -> None:
-        """Adopt a session once it takes our input, gives every output, and reproduces the golden vectors."""
+        """Check the inputs, outputs and golden vectors of a session, and measure its cost."""
         self.session, self.provider = session, provider
         self.outputs = [output.name for output in session.get_outputs()]
-        _check_names([given.name for given in session.get_inputs()], self.outputs, self.bundle)
+        _check_names([tensor.name for tensor in session.get_inputs()], self.outputs, self.bundle)
         try:
             check_golden(self.run_all, self.bundle.manifest)
             self.cost = self._measure()
             self.max_batch = self.cost.sizes[-1]
         except QualmsError:
             raise
-        except Exception as error:  # ONNX Runtime has no common class for what a run may raise
+        except Exception as error:  # the errors of ONNX Runtime have no common base class
             raise BundleError(f"{self.bundle.path} cannot be run on {provider}: {first_line(error)}.") from error
 
     def run(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
@@ -94,53 +96,51 @@ class Engine:
         return dict(zip(self.outputs, self.run(images), strict=True))
 
     def _measure(self) -> CostCurve:
-        """Median time of a few runs at each power of two: warms every size up and learns what it costs.
+        """Warm up and time batches of every power of two, up to the first size that exceeds `max_run_seconds`.
 
-        It stops at the first size that takes too long, and batches stay below that.
+        A larger batch never costs less: measurements that decrease because of noise are replaced by the previous maximum.
         """
-        most = self.max_batch
+        max_batch = self.max_batch
         sizes, seconds = list[int](), list[float]()
-        for size in sorted({min(1 << power, most) for power in range(most.bit_length() + 1)}):
-            taken = self._time(size)
-            if sizes and taken > self._longest_run:
+        for size in sorted({min(1 << power, max_batch) for power in range(max_batch.bit_length() + 1)}):
+            measured = self._time(size)
+            if sizes and measured > self._max_run_seconds:
                 break
             sizes.append(size)
-            seconds.append(taken)
-        return CostCurve(tuple(sizes), tuple(_increasing(seconds)))
+            seconds.append(max(measured, seconds[-1]) if seconds else measured)
+        return CostCurve(tuple(sizes), tuple(seconds))
 
     def _time(self, size: int) -> float:
+        """Median seconds of a few runs."""
         images = np.zeros((size, *self.bundle.manifest.input.shape), np.uint8)
         seconds = []
         for _ in range(_WARM_UP_RUNS + 1):
-            start = time.perf_counter()
+            start = self._clock()
             self.run(images)
-            seconds.append(time.perf_counter() - start)
+            seconds.append(self._clock() - start)
         return float(np.median(seconds[1:]))  # the first run of a size also allocates
-
-
-def _increasing(values: Sequence[float]) -> list[float]:
-    """A larger batch never costs less; where noise says so, the larger time stands."""
-    return [float(value) for value in np.maximum.accumulate(values)]
 
 
 def _check_names(inputs: Sequence[str], outputs: Sequence[str], bundle: Bundle) -> None:
     if list(inputs) != [INPUT]:
-        raise BundleError(f"{bundle.path} is not usable: its graph takes {', '.join(inputs)}, not {INPUT} alone.")
+        raise BundleError(
+            f"{bundle.path} is not usable: its graph has the inputs {', '.join(inputs)}; accepted is {INPUT} alone."
+        )
     for name in ("prediction", "base_probabilities", "probabilities", "alpha", *bundle.manifest.scores):
         if name not in outputs:
-            raise BundleError(f"{bundle.path} is not usable: its graph lacks the output {name}.")
+            raise BundleError(f"{bundle.path} is not usable: its graph has no output {name}.")
         if name not in bundle.manifest.golden.outputs:
-            raise BundleError(f"{bundle.path} is not usable: it has no golden vectors of {name} to check it by.")
+            raise BundleError(f"{bundle.path} is not usable: it has no golden vectors of {name}.")
 
 
 def _open(graph: bytes, device: Device, threads: int) -> tuple[Any, str]:
-    """A session on the device that was asked for, and the provider it really runs on."""
+    """A session on the requested device, and the execution provider it runs on."""
     ort = onnxruntime()
     _check_wheels(device)
-    offered = CUDA in ort.get_available_providers()
-    if device == "cuda" and not offered:
-        raise DeviceError("Device 'cuda' was asked for, but this ONNX Runtime has no CUDA; install 'qualms[gpu]'.")
-    if device != "cpu" and offered:
+    available = CUDA in ort.get_available_providers()
+    if device == "cuda" and not available:
+        raise DeviceError("Device 'cuda' is not available: this ONNX Runtime has no CUDA; install 'qualms[gpu]'.")
+    if device != "cpu" and available:
         session = _open_cuda(ort, graph, threads, strict=device == "cuda")
         if session is not None:
             return session, CUDA
@@ -148,20 +148,20 @@ def _open(graph: bytes, device: Device, threads: int) -> tuple[Any, str]:
     try:
         return ort.InferenceSession(graph, options, providers=[CPU]), CPU
     except Exception as error:
-        raise BundleError(f"ONNX Runtime does not take the graph: {first_line(error)}.") from error
+        raise BundleError(f"ONNX Runtime cannot load the graph: {first_line(error)}.") from error
 
 
 def _open_cuda(ort: Any, graph: bytes, threads: int, *, strict: bool) -> Any:
-    """A session that really runs on CUDA; if there is none: None, or DeviceError when `strict`.
+    """A session that runs on CUDA; if that is impossible, None, or DeviceError with `strict`.
 
-    ONNX Runtime falls back to the CPU without a word, so the session is asked what it got.
+    ONNX Runtime falls back to the CPU silently, so the session's actual provider is checked.
     """
     if hasattr(ort, "preload_dlls"):
-        ort.preload_dlls()  # finds the CUDA and cuDNN libraries that came as Python packages
+        ort.preload_dlls()  # loads CUDA and cuDNN libraries that are installed as Python packages
     options = _options(ort, threads)
     if strict:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    # TF32 rounds products to ten bits: scores would no longer be those that were calibrated.
+    # TF32 rounds factors to 10 bits of mantissa, so scores would differ from the calibrated ones.
     cuda = (CUDA, {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"})
     try:
         session = ort.InferenceSession(graph, options, providers=[cuda] if strict else [cuda, CPU])
@@ -171,8 +171,8 @@ def _open_cuda(ort: Any, graph: bytes, threads: int, *, strict: bool) -> Any:
     if not reason:
         return session
     if strict:
-        raise DeviceError(f"Device 'cuda' was asked for and does not work: {reason}.")
-    _log.warning("CUDA is offered but does not work; running on the CPU", extra={"reason": reason})
+        raise DeviceError(f"Device 'cuda' does not work: {reason}.")
+    _log.warning("CUDA is available but does not work; running on the CPU", extra={"reason": reason})
     return None
 
 
@@ -187,13 +187,15 @@ def _options(ort: Any, threads: int) -> Any:
 
 
 def _check_wheels(device: Device) -> None:
-    """Both wheels own the module `onnxruntime`, and installed together the CPU one wins."""
+    """Both distributions install the module `onnxruntime`; if both are installed, CUDA is not available."""
     installed = {name for name in ("onnxruntime", "onnxruntime-gpu") if _is_installed(name)}
     if len(installed) < 2:
         return
     if device == "cuda":
-        raise DeviceError("Both onnxruntime and onnxruntime-gpu are installed, and the first hides CUDA; remove it.")
-    _log.warning("both onnxruntime and onnxruntime-gpu are installed; the first hides CUDA")
+        raise DeviceError(
+            "Both onnxruntime and onnxruntime-gpu are installed, which disables CUDA; remove onnxruntime."
+        )
+    _log.warning("both onnxruntime and onnxruntime-gpu are installed, which disables CUDA")
 
 
 def _is_installed(distribution: str) -> bool:

@@ -1,6 +1,9 @@
+"""The engine: measured cost, checked outputs, and the choice of the device."""
+
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +11,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from qualms.bundle.file import Bundle
@@ -19,12 +20,12 @@ from qualms.errors import BundleError, QualmsError
 from qualms.inference import engine as module
 from qualms.inference.engine import CPU, CUDA, CostCurve, DeviceError, Engine
 
-ADVICE = "install 'qualms[gpu]'"
+Change = Callable[[Callable[[Any], None]], Bundle]
 
 
 @pytest.fixture
-def altered(bundle: Bundle, model: onnx.ModelProto) -> Callable[[Callable[[Any], None]], Bundle]:
-    """The bundle with its graph changed, as if it had been calibrated like that."""
+def altered(bundle: Bundle, model: onnx.ModelProto) -> Change:
+    """change → the bundle with a changed graph and an unchanged manifest."""
 
     def alter(change: Callable[[Any], None]) -> Bundle:
         copy = onnx.ModelProto()
@@ -35,11 +36,11 @@ def altered(bundle: Bundle, model: onnx.ModelProto) -> Callable[[Callable[[Any],
     return alter
 
 
-class Runtime:
-    """ONNX Runtime as it looks where CUDA is offered: real sessions on the CPU, under whatever name is wanted."""
+class CudaRuntime:
+    """An ONNX Runtime with CUDA: its sessions run on the CPU and report `provider`."""
 
-    def __init__(self, *, gets: str = CUDA, error: Exception | None = None, wrong: bool = False) -> None:
-        self.gets, self.error, self.wrong = gets, error, wrong
+    def __init__(self, *, provider: str = CUDA, error: Exception | None = None, wrong: bool = False) -> None:
+        self.provider, self.error, self.wrong = provider, error, wrong
         self.opened: list[tuple[Any, Any]] = []
         self.preloaded = False
         self.SessionOptions = onnxruntime.SessionOptions
@@ -63,25 +64,25 @@ class Runtime:
             return [value + 1 for value in values] if self.wrong else values
 
         return SimpleNamespace(
-            get_providers=lambda: [self.gets], get_inputs=real.get_inputs, get_outputs=real.get_outputs, run=run
+            get_providers=lambda: [self.provider], get_inputs=real.get_inputs, get_outputs=real.get_outputs, run=run
         )
 
 
 @pytest.fixture
-def offered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Runtime]:
-    """Pretend that ONNX Runtime offers CUDA."""
+def cuda_runtime(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CudaRuntime]:
+    """options of CudaRuntime → the runtime that engines use from now on."""
 
-    def pretend(**how: Any) -> Runtime:
-        runtime = Runtime(**how)
+    def use(**options: Any) -> CudaRuntime:
+        runtime = CudaRuntime(**options)
         monkeypatch.setattr(module, "onnxruntime", lambda: runtime)
         return runtime
 
-    return pretend
+    return use
 
 
 @pytest.fixture
-def not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX Runtime as it is, but without CUDA even where there is one."""
+def cpu_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines use ONNX Runtime without CUDA, on any machine."""
     runtime = SimpleNamespace(
         get_available_providers=lambda: [CPU],
         SessionOptions=onnxruntime.SessionOptions,
@@ -93,19 +94,41 @@ def not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
 # Cost
 
 
-def test_cost_is_straight_between_sizes_and_in_proportion_beyond_them() -> None:
+def test_cost_is_linear_between_sizes_and_proportional_beyond_them() -> None:
     cost = CostCurve((1, 4, 8), (1.0, 2.5, 6.5))
     assert [cost(rows) for rows in (1, 2, 4, 6, 8)] == [1.0, 1.5, 2.5, 4.5, 6.5]
     assert cost(16) == 13.0
 
 
-@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=8))
-def test_noise_in_the_measurement_never_makes_a_larger_batch_cheaper(seconds: list[float]) -> None:
-    sizes = tuple(2**power for power in range(len(seconds)))
-    cost = CostCurve(sizes, tuple(module._increasing(seconds)))
-    costs = [cost(rows) for rows in range(1, 2 * sizes[-1] + 2)]
+class RunClock:
+    """A clock that only runs advance: by `seconds` of the batch's size."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int], float]) -> None:
+        self.now = 0.0
+        self.sizes: list[int] = []
+        run = Engine.run
+
+        def timed_run(engine: Engine, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
+            self.now += seconds(len(images))
+            self.sizes.append(len(images))
+            return run(engine, images)
+
+        monkeypatch.setattr(Engine, "run", timed_run)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_larger_batch_never_costs_less_despite_noise(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    noise = np.random.default_rng(seed).uniform(0, 10, 33)
+    engine = Engine(bundle, threads=1, max_batch=32, clock=RunClock(monkeypatch, lambda size: float(noise[size])))
+    costs = [engine.cost(rows) for rows in range(1, 70)]
     assert all(later >= earlier * (1 - 1e-12) for earlier, later in zip(costs, costs[1:], strict=False))
-    assert cost(1) == seconds[0]
+    assert engine.cost(1) == pytest.approx(noise[1])
+    assert engine.cost(32) == pytest.approx(max(noise[[1, 2, 4, 8, 16, 32]]))
 
 
 @pytest.mark.parametrize(("max_batch", "sizes"), [(1, (1,)), (8, (1, 2, 4, 8)), (11, (1, 2, 4, 8, 11))])
@@ -116,18 +139,13 @@ def test_cost_is_measured_up_to_the_largest_batch(bundle: Bundle, max_batch: int
     assert list(engine.cost.seconds) == sorted(engine.cost.seconds)
 
 
-def test_a_batch_that_would_take_too_long_is_not_made(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = list[int]()
-
-    def time_of(_: Engine, size: int) -> float:
-        measured.append(size)
-        return 0.1 * size
-
-    monkeypatch.setattr(Engine, "_time", time_of)
-    engine = Engine(bundle, max_batch=64, longest_run=0.5)
+def test_batches_are_limited_to_the_maximal_run_time(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = RunClock(monkeypatch, lambda size: 0.1 * size)
+    engine = Engine(bundle, threads=1, max_batch=64, max_run_seconds=0.5, clock=clock)
     assert (engine.max_batch, engine.cost.sizes) == (4, (1, 2, 4))
-    assert measured == [1, 2, 4, 8], "what is larger still is not even tried"
-    assert Engine(bundle, max_batch=64, longest_run=0.01).max_batch == 1
+    assert engine.cost.seconds == pytest.approx((0.1, 0.2, 0.4))
+    assert max(clock.sizes) == 8, "larger batches are not measured"
+    assert Engine(bundle, threads=1, max_batch=64, max_run_seconds=0.01, clock=clock).max_batch == 1
 
 
 # Outputs
@@ -137,40 +155,42 @@ def test_outputs_are_those_of_the_graph(
     bundle: Bundle, runner: GraphRunner, draw_images: Callable[[int, int], NDArray[np.uint8]]
 ) -> None:
     engine, images = Engine(bundle, threads=1, max_batch=2), draw_images(3, 5)
-    found, want = engine.run_all(images), runner(images)
-    assert found.keys() == want.keys()
-    for name, values in found.items():
-        np.testing.assert_array_equal(values, want[name])
+    outputs, expected = engine.run_all(images), runner(images)
+    assert outputs.keys() == expected.keys()
+    for name, values in outputs.items():
+        np.testing.assert_array_equal(values, expected[name])
     assert [value.shape[0] for value in engine.run(images)] == [5] * len(engine.outputs)
 
 
 @pytest.mark.parametrize("name", ["prediction", "base_probabilities", "alpha", "mutual_information", "precision"])
-def test_a_missing_output_is_named(altered: Callable[[Callable[[Any], None]], Bundle], name: str) -> None:
+def test_a_missing_output_is_an_error_that_names_it(altered: Change, name: str) -> None:
     def drop(graph: Any) -> None:
         graph.output.remove(next(output for output in graph.output if output.name == name))
 
-    with pytest.raises(BundleError, match=rf"its graph lacks the output {name}\.$"):
+    with pytest.raises(BundleError, match=rf"its graph has no output {name}\.$"):
         Engine(altered(drop), threads=1)
 
 
 @pytest.mark.parametrize("name", ["prediction", "alpha", "base_probabilities", "entropy"])
-def test_an_output_that_no_golden_vector_checks_is_not_served(bundle: Bundle, manifest: Manifest, name: str) -> None:
+def test_an_output_without_golden_vectors_is_an_error_that_names_it(
+    bundle: Bundle, manifest: Manifest, name: str
+) -> None:
     outputs = {other: values for other, values in manifest.golden.outputs.items() if other != name}
     golden = manifest.golden.model_copy(update={"outputs": outputs})
     unchecked = replace(bundle, manifest=manifest.model_copy(update={"golden": golden}))
-    with pytest.raises(BundleError, match=rf"is not usable: it has no golden vectors of {name} to check it by\.$"):
+    with pytest.raises(BundleError, match=rf"is not usable: it has no golden vectors of {name}\.$"):
         Engine(unchecked, threads=1)
 
 
-def test_another_input_is_a_sentence(altered: Callable[[Callable[[Any], None]], Bundle]) -> None:
+def test_another_input_name_is_an_error(altered: Change) -> None:
     def rename(graph: Any) -> None:
-        graph.input[0].name = graph.node[0].input[0] = "picture"
+        graph.input[0].name = graph.node[0].input[0] = "pixels_in"
 
-    with pytest.raises(BundleError, match="its graph takes picture, not image alone"):
+    with pytest.raises(BundleError, match="its graph has the inputs pixels_in; accepted is image alone"):
         Engine(altered(rename), threads=1)
 
 
-def test_a_graph_of_another_size_is_a_sentence(altered: Callable[[Callable[[Any], None]], Bundle]) -> None:
+def test_a_graph_with_another_input_size_is_an_error(altered: Change) -> None:
     def widen(graph: Any) -> None:
         graph.input[0].type.tensor_type.shape.dim[1].dim_value += 1
 
@@ -178,12 +198,12 @@ def test_a_graph_of_another_size_is_a_sentence(altered: Callable[[Callable[[Any]
         Engine(altered(widen), threads=1)
 
 
-def test_bytes_that_are_no_graph_are_a_sentence(bundle: Bundle) -> None:
-    with pytest.raises(BundleError, match=r"^ONNX Runtime does not take the graph: .*\.$"):
+def test_a_graph_that_cannot_be_loaded_is_an_error(bundle: Bundle) -> None:
+    with pytest.raises(BundleError, match=r"^ONNX Runtime cannot load the graph: .*\.$"):
         Engine(replace(bundle, graph=b"nothing"), threads=1)
 
 
-def test_golden_vectors_that_are_not_reproduced_stop_the_engine(bundle: Bundle, manifest: Manifest) -> None:
+def test_golden_vectors_that_are_not_reproduced_are_an_error(bundle: Bundle, manifest: Manifest) -> None:
     outputs = {**manifest.golden.outputs, "alpha": manifest.golden.outputs["alpha"] * np.float32(1.01)}
     golden = manifest.golden.model_copy(update={"outputs": outputs})
     damaged = replace(bundle, manifest=manifest.model_copy(update={"golden": golden}))
@@ -194,10 +214,10 @@ def test_golden_vectors_that_are_not_reproduced_stop_the_engine(bundle: Bundle, 
 # Devices
 
 
-def test_the_cpu_is_used_with_as_many_threads_as_are_asked_for_and_none_of_them_spins(
-    bundle: Bundle, offered: Callable[..., Runtime]
+def test_the_cpu_session_has_the_requested_threads_and_they_do_not_spin(
+    bundle: Bundle, cuda_runtime: Callable[..., CudaRuntime]
 ) -> None:
-    runtime = offered()
+    runtime = cuda_runtime()
     engine = Engine(bundle, "cpu", threads=3, max_batch=1)
     assert engine.provider == CPU
     ((options, providers),) = runtime.opened
@@ -206,30 +226,29 @@ def test_the_cpu_is_used_with_as_many_threads_as_are_asked_for_and_none_of_them_
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
-def test_threads_are_the_available_cores_unless_they_are_set(
-    bundle: Bundle, offered: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch
+def test_the_default_number_of_threads_is_that_of_the_available_cores(
+    bundle: Bundle, cuda_runtime: Callable[..., CudaRuntime], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime = offered()
+    runtime = cuda_runtime()
     monkeypatch.setattr(module, "available_cores", lambda: 2)
     Engine(bundle, "cpu", max_batch=1)
     assert runtime.opened[0][0].intra_op_num_threads == 2
 
 
-@pytest.mark.usefixtures("not_offered")
-def test_cuda_without_cuda_is_a_sentence_that_says_what_to_install(bundle: Bundle) -> None:
-    with pytest.raises(DeviceError) as caught:
+@pytest.mark.usefixtures("cpu_runtime")
+def test_cuda_that_is_not_available_is_an_error_that_names_the_extra_to_install(bundle: Bundle) -> None:
+    with pytest.raises(DeviceError, match=r"^Device 'cuda' is not available: .*; install 'qualms\[gpu\]'\.$") as caught:
         Engine(bundle, "cuda", threads=1)
-    assert ADVICE in str(caught.value)
     assert isinstance(caught.value, QualmsError)
 
 
-@pytest.mark.usefixtures("not_offered")
-def test_auto_without_cuda_is_the_cpu(bundle: Bundle) -> None:
+@pytest.mark.usefixtures("cpu_runtime")
+def test_auto_without_cuda_uses_the_cpu(bundle: Bundle) -> None:
     assert Engine(bundle, "auto", threads=1, max_batch=1).provider == CPU
 
 
-def test_auto_takes_cuda_where_it_works(bundle: Bundle, offered: Callable[..., Runtime]) -> None:
-    runtime = offered()
+def test_auto_uses_cuda_if_it_works(bundle: Bundle, cuda_runtime: Callable[..., CudaRuntime]) -> None:
+    runtime = cuda_runtime()
     assert Engine(bundle, "auto", threads=1, max_batch=1).provider == CUDA
     assert runtime.preloaded
     ((_, ((name, options), fallback)),) = runtime.opened
@@ -238,22 +257,22 @@ def test_auto_takes_cuda_where_it_works(bundle: Bundle, offered: Callable[..., R
 
 
 @pytest.mark.parametrize(
-    ("how", "reason"),
+    ("options", "reason"),
     [
-        ({"gets": CPU}, "ONNX Runtime fell back to the CPU"),
+        ({"provider": CPU}, "ONNX Runtime fell back to the CPU"),
         ({"error": RuntimeError("libcudnn is missing\nat line 3")}, "libcudnn is missing"),
         ({"error": RuntimeError()}, "RuntimeError"),
         ({"wrong": True}, "golden vectors are not reproduced"),
     ],
 )
-def test_auto_falls_back_where_cuda_does_not_really_work_and_says_so(
+def test_auto_falls_back_to_the_cpu_and_logs_the_reason_if_cuda_does_not_work(
     bundle: Bundle,
-    offered: Callable[..., Runtime],
+    cuda_runtime: Callable[..., CudaRuntime],
     caplog: pytest.LogCaptureFixture,
-    how: dict[str, Any],
+    options: dict[str, Any],
     reason: str,
 ) -> None:
-    offered(**how)
+    cuda_runtime(**options)
     with caplog.at_level(logging.WARNING, "qualms.engine"):
         engine = Engine(bundle, "auto", threads=1, max_batch=1)
     assert engine.provider == CPU
@@ -263,54 +282,66 @@ def test_auto_falls_back_where_cuda_does_not_really_work_and_says_so(
 
 
 @pytest.mark.parametrize(
-    ("how", "reason"),
+    ("options", "reason"),
     [
-        ({"gets": CPU}, "ONNX Runtime fell back to the CPU"),
+        ({"provider": CPU}, "ONNX Runtime fell back to the CPU"),
         ({"error": RuntimeError("libcudnn is missing\nat line 3")}, "libcudnn is missing"),
     ],
 )
-def test_cuda_that_does_not_really_work_is_a_sentence(
-    bundle: Bundle, offered: Callable[..., Runtime], how: dict[str, Any], reason: str
+def test_requested_cuda_that_does_not_work_is_an_error_with_the_reason(
+    bundle: Bundle, cuda_runtime: Callable[..., CudaRuntime], options: dict[str, Any], reason: str
 ) -> None:
-    runtime = offered(**how)
-    with pytest.raises(DeviceError, match=rf"^Device 'cuda' was asked for and does not work: {reason}\.$"):
+    runtime = cuda_runtime(**options)
+    with pytest.raises(DeviceError, match=rf"^Device 'cuda' does not work: {reason}\.$"):
         Engine(bundle, "cuda", threads=1)
-    ((options, ((name, _),)),) = runtime.opened
+    ((session_options, ((name, _),)),) = runtime.opened
     assert name == CUDA
-    assert options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1"
+    assert session_options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1"
 
 
-def test_cuda_that_computes_something_else_is_not_replaced_by_the_cpu(
-    bundle: Bundle, offered: Callable[..., Runtime]
+def test_requested_cuda_with_wrong_results_is_an_error_and_not_replaced_by_the_cpu(
+    bundle: Bundle, cuda_runtime: Callable[..., CudaRuntime]
 ) -> None:
-    offered(wrong=True)
+    cuda_runtime(wrong=True)
     with pytest.raises(BundleError, match="golden vectors are not reproduced"):
         Engine(bundle, "cuda", threads=1)
 
 
-def test_both_wheels_are_a_warning_or_for_cuda_a_refusal(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("installed", [{"onnxruntime", "onnxruntime-gpu"}, {"onnxruntime"}, {"onnxruntime-gpu"}, set()])
+def test_both_distributions_of_onnx_runtime_are_a_warning_or_with_cuda_an_error(
+    bundle: Bundle,
+    cuda_runtime: Callable[..., CudaRuntime],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    installed: set[str],
 ) -> None:
-    monkeypatch.setattr(module, "_is_installed", lambda _: True)
+    def version(name: str) -> str:
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    cuda_runtime()
+    monkeypatch.setattr(metadata, "version", version)
     with caplog.at_level(logging.WARNING, "qualms.engine"):
         assert Engine(bundle, "cpu", threads=1, max_batch=1).provider == CPU
-    assert "both onnxruntime and onnxruntime-gpu are installed" in caplog.text
-    with pytest.raises(DeviceError, match=r"^Both onnxruntime and onnxruntime-gpu are installed.*remove it\.$"):
-        Engine(bundle, "cuda", threads=1)
+    if len(installed) < 2:
+        assert not caplog.records
+        assert Engine(bundle, "cuda", threads=1, max_batch=1).provider == CUDA
+    else:
+        assert "both onnxruntime and onnxruntime-gpu are installed, which disables CUDA" in caplog.text
+        with pytest.raises(DeviceError, match=r"^Both onnxruntime and onnxruntime-gpu .*; remove onnxruntime\.$"):
+            Engine(bundle, "cuda", threads=1)
 
 
-def test_a_distribution_is_installed_or_not() -> None:
-    assert module._is_installed("numpy")
-    assert not module._is_installed("no-such-distribution")
-
-
-def test_a_real_gpu_answers_like_the_cpu(bundle: Bundle, draw_images: Callable[[int, int], NDArray[np.uint8]]) -> None:
+def test_a_real_gpu_gives_the_results_of_the_cpu(
+    bundle: Bundle, draw_images: Callable[[int, int], NDArray[np.uint8]]
+) -> None:
     try:
         engine = Engine(bundle, "cuda", threads=1, max_batch=4)
     except DeviceError as error:
         pytest.skip(f"no GPU to test on: {error}")
     assert engine.provider == CUDA
     images = draw_images(3, 7)
-    want = Engine(bundle, "cpu", threads=1, max_batch=1).run_all(images)
+    expected = Engine(bundle, "cpu", threads=1, max_batch=1).run_all(images)
     for name, values in engine.run_all(images).items():
-        np.testing.assert_allclose(values, want[name], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-5)

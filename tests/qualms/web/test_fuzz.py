@@ -292,7 +292,8 @@ def unusual_headers(rng: Random) -> Request:
 
 MAKERS: tuple[Callable[[Random], Request], ...] = (
     valid, truncated, mutated, mutated_header, spliced, random_bytes, random_bytes_after_a_signature, bomb, metadata_bomb,
-    zero_size, animated, wrong_type, other_file, form, broken_form, deep_json, broken_json, unusual_json, unusual_query, unusual_headers,
+    zero_size, animated, wrong_type, other_file, form, broken_form, deep_json, broken_json, unusual_json,
+    unusual_query, unusual_headers,
 )  # fmt: skip
 
 
