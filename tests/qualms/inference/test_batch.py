@@ -1,4 +1,4 @@
-"""No run is larger than the cap, however many images one request has; the outputs are joined."""
+"""Runs have at most `max_batch` images, even for one request with more; their outputs are joined."""
 
 from typing import Any
 
@@ -29,9 +29,9 @@ def job(*values: int) -> Job:
     return Job(lambda: images, len(images), 0.0, lambda: False, lambda _: None, 0.0, images)
 
 
-@pytest.mark.parametrize(("cap", "sizes"), [(9, [6]), (6, [6]), (4, [4, 2]), (1, 6 * [1])])
-def test_runs_are_capped_and_their_outputs_joined(cap: int, sizes: list[int]) -> None:
-    engine = Engine(cap)
+@pytest.mark.parametrize(("max_batch", "sizes"), [(9, [6]), (6, [6]), (4, [4, 2]), (1, 6 * [1])])
+def test_runs_are_limited_to_max_batch_and_their_outputs_joined(max_batch: int, sizes: list[int]) -> None:
+    engine = Engine(max_batch)
     batch = run_jobs([job(1, 2, 3), job(4), job(5, 6)], engine)
     assert engine.sizes == [rows for rows, _ in batch.runs] == sizes
     assert batch.rows == 6
@@ -39,7 +39,7 @@ def test_runs_are_capped_and_their_outputs_joined(cap: int, sizes: list[int]) ->
     assert batch.outputs[1].shape == (6, 2)
 
 
-def test_rows_beyond_the_cap_cost_further_runs() -> None:
+def test_rows_beyond_max_batch_cost_further_runs() -> None:
     def cost(engine: Engine, rows: int) -> float:
         return Admission(engine, lambda: 0, decode_threads=1, clock=lambda: 0.0).cost(rows)
 

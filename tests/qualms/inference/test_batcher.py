@@ -1,3 +1,5 @@
+"""The queue: batching, dropped requests, admission, runs on the event loop, pauses and stopping."""
+
 import asyncio
 import math
 import threading
@@ -49,7 +51,7 @@ class RefusedError(Exception):
 
 
 class Engine:
-    """Records each batch and ends a run only when the test allows it; an image's first pixel is its name."""
+    """Records each batch and ends a run only when the test allows it; an image is identified by its first pixel."""
 
     def __init__(self, seconds: float = 0.001, max_batch: int = 8) -> None:
         self.cost = CostCurve((1, max_batch), (seconds, seconds * max_batch))
@@ -82,9 +84,9 @@ def images(*names: int) -> list[NDArray[np.uint8]]:
 
 
 def names(answer: Answer) -> list[int]:
-    """The images an answer is about."""
-    found: list[int] = answer.batch.outputs[0][answer.start : answer.start + answer.count].tolist()
-    return found
+    """The images of an answer."""
+    values: list[int] = answer.batch.outputs[0][answer.start : answer.start + answer.count].tolist()
+    return values
 
 
 def admit(batcher: Batcher, rows: int, deadline: float) -> None:
@@ -111,13 +113,13 @@ def submit_undecoded(
 
 
 def submit(
-    batcher: Batcher, given: list[NDArray[np.uint8]], deadline: float, gone: Callable[[], bool]
+    batcher: Batcher, decoded: list[NDArray[np.uint8]], deadline: float, gone: Callable[[], bool]
 ) -> "asyncio.Future[Answer]":
     """Submit images that need no decoding."""
-    return submit_undecoded(batcher, lambda: given, len(given), deadline, gone)
+    return submit_undecoded(batcher, lambda: decoded, len(decoded), deadline, gone)
 
 
-async def passes() -> None:
+async def run_scheduled() -> None:
     """Let the loop run everything that is scheduled."""
     for _ in range(10):
         await asyncio.sleep(0)
@@ -143,10 +145,10 @@ def play(engine: Engine, scene: Callable[[Batcher], Coroutine[Any, Any, None]], 
     asyncio.run(whole())
 
 
-# Gathering
+# Batching
 
 
-def test_an_idle_runner_takes_one_request_at_once_and_others_gather_for_the_next_run() -> None:
+def test_an_idle_runner_starts_at_once_and_later_requests_share_the_next_run() -> None:
     engine = Engine()
 
     async def scene(batcher: Batcher) -> None:
@@ -163,7 +165,7 @@ def test_an_idle_runner_takes_one_request_at_once_and_others_gather_for_the_next
     play(engine, scene)
 
 
-def test_a_batch_is_capped_by_rows_and_keeps_the_order() -> None:
+def test_batches_are_limited_by_rows_and_keep_the_order() -> None:
     engine = Engine(max_batch=8)
 
     async def scene(batcher: Batcher) -> None:
@@ -172,7 +174,7 @@ def test_a_batch_is_capped_by_rows_and_keeps_the_order() -> None:
         for start in (10, 20, 30):
             waiting.append(submit(batcher, images(start, start + 1, start + 2), FAR, connected))
         waiting.append(submit(batcher, images(40), FAR, connected))
-        await passes()
+        await run_scheduled()
         engine.allow(3)
         answers = await asyncio.gather(*waiting)
         assert engine.batches == [[0], [10, 11, 12, 20, 21, 22], [30, 31, 32, 40]]
@@ -181,7 +183,7 @@ def test_a_batch_is_capped_by_rows_and_keeps_the_order() -> None:
     play(engine, scene)
 
 
-def test_a_request_larger_than_the_cap_takes_several_runs_of_its_own() -> None:
+def test_a_request_larger_than_max_batch_is_run_in_several_parts() -> None:
     engine, batches = Engine(max_batch=4), list[Batch]()
 
     async def scene(batcher: Batcher) -> None:
@@ -192,7 +194,7 @@ def test_a_request_larger_than_the_cap_takes_several_runs_of_its_own() -> None:
         engine.allow(5)
         assert [names(answer) for answer in await asyncio.gather(*waiting)] == [[0], list(range(10, 19)), [20]]
         assert engine.batches == [[0], [10, 11, 12, 13], [14, 15, 16, 17], [18], [20]]
-        await passes()
+        await run_scheduled()
 
     play(engine, scene, on_batch=batches.append)
     assert [[rows for rows, _ in batch.runs] for batch in batches] == [[1], [4, 4, 1], [1]]
@@ -243,7 +245,7 @@ def test_expired_and_disconnected_requests_are_not_run(clock: Clock) -> None:
     play(engine, scene)
 
 
-def test_dead_requests_do_not_count_towards_the_cap(clock: Clock) -> None:
+def test_dropped_requests_do_not_count_towards_max_batch(clock: Clock) -> None:
     engine = Engine(max_batch=4)
 
     async def scene(batcher: Batcher) -> None:
@@ -418,8 +420,8 @@ def test_an_engine_error_fails_every_request_of_its_batch_and_no_other() -> None
         await engine.begun()
         engine.error = RuntimeError("out of memory")
         engine.allow()
-        found = await asyncio.gather(*rest, return_exceptions=True)
-        assert found == [engine.error] * 2
+        errors = await asyncio.gather(*rest, return_exceptions=True)
+        assert errors == [engine.error] * 2
         engine.error = None
         after = submit(batcher, images(4), FAR, connected)
         engine.allow()
@@ -449,14 +451,14 @@ def test_an_error_while_counting_is_logged_and_fails_no_request(caplog: pytest.L
     async def scene(batcher: Batcher) -> None:
         engine.allow()
         assert names(await submit(batcher, images(1), FAR, connected)) == [1]
-        await passes()
+        await run_scheduled()
 
     play(engine, scene, on_batch=fail)
     assert "a batch could not be counted" in caplog.text
     assert "no such class" in caplog.text
 
 
-def test_images_in_the_decoding_pool_are_part_of_the_predicted_wait() -> None:
+def test_images_in_the_decoding_pool_add_to_the_predicted_wait() -> None:
     engine = Engine(seconds=0.001)
 
     async def scene(batcher: Batcher) -> None:
@@ -476,7 +478,7 @@ def test_images_in_the_decoding_pool_are_part_of_the_predicted_wait() -> None:
     play(engine, scene, decode_threads=2)
 
 
-def test_requests_that_were_read_but_not_queued_are_part_of_the_predicted_wait() -> None:
+def test_requests_that_were_read_but_not_queued_add_to_the_predicted_wait() -> None:
     engine, read = Engine(seconds=0.01, max_batch=8), [1]
 
     async def scene(batcher: Batcher) -> None:
@@ -496,7 +498,7 @@ def test_a_run_that_would_miss_the_deadline_is_not_started(clock: Clock) -> None
         running = submit(batcher, images(1), FAR, connected)
         await engine.begun()
         late = submit(batcher, images(2), clock.now + 4.0, connected)
-        await passes()
+        await run_scheduled()
         clock.now += 3.5
         engine.allow(2)
         await running
@@ -539,7 +541,7 @@ def test_a_long_run_is_made_on_the_thread() -> None:
 async def run_one(batcher: Batcher) -> None:
     """After a run of one request, in an earlier iteration of the loop, the next request may be a lone one."""
     await submit(batcher, images(0), FAR, connected)
-    await passes()
+    await run_scheduled()
 
 
 def test_a_lone_request_is_answered_before_the_loop_continues() -> None:
@@ -565,7 +567,7 @@ def test_a_request_that_may_not_be_alone_waits_for_the_next_iteration(reason: st
         if reason == "the last run was of two":
             in_progress[0] = 2
             await asyncio.gather(*[submit(batcher, images(name), FAR, connected) for name in (1, 2)])
-            await passes()
+            await run_scheduled()
             in_progress[0] = 1
         elif reason == "another is in progress":
             in_progress[0] = 2
@@ -608,7 +610,7 @@ def test_a_lone_request_does_not_overtake_waiting_ones() -> None:
     play(engine, scene, short_seconds=math.inf, in_progress=lambda: in_progress[0])
 
 
-def test_between_two_runs_on_the_event_loop_other_tasks_have_their_turn() -> None:
+def test_between_two_runs_on_the_event_loop_other_tasks_run() -> None:
     engine = Engine(max_batch=2)
     engine.allow(10)
     between = list[int]()
@@ -631,19 +633,19 @@ def test_between_two_runs_on_the_event_loop_other_tasks_have_their_turn() -> Non
 
 
 async def refuse(batcher: Batcher, clock: Clock) -> None:
-    """Have a request refused and run everything that is scheduled."""
+    """Refuse a request and run everything that is scheduled."""
     with pytest.raises(RefusedError):
         admit(batcher, 1, clock.now)
-    await passes()
+    await run_scheduled()
 
 
 async def fill(batcher: Batcher, engine: Engine, waiting: int) -> "asyncio.Future[Answer]":
-    """One request runs, and some wait; the one that runs."""
+    """Start one request, which is returned, and let others wait."""
     running = submit(batcher, images(0), FAR, connected)
     await engine.begun()
     for name in range(waiting):
         submit(batcher, images(1 + name), FAR, connected)
-    await passes()
+    await run_scheduled()
     return running
 
 
@@ -674,11 +676,11 @@ def test_the_pause_of_the_event_loop_is_bounded(clock: Clock) -> None:
 @pytest.mark.parametrize(
     ("waiting", "connections"),
     [
-        pytest.param(1, lambda: 1, id="there is room in the next batch"),
-        pytest.param(2, partial(next, count(1)), id="new connections come"),
+        pytest.param(1, lambda: 1, id="the next batch has room"),
+        pytest.param(2, partial(next, count(1)), id="new connections arrive"),
     ],
 )
-def test_the_event_loop_does_not_pause_while(waiting: int, connections: Callable[[], int], clock: Clock) -> None:
+def test_the_event_loop_does_not_pause_if(waiting: int, connections: Callable[[], int], clock: Clock) -> None:
     engine = Engine(max_batch=2)
 
     async def scene(batcher: Batcher) -> None:
@@ -746,6 +748,22 @@ def test_decoding_time_is_reported_apart_from_waiting_time(clock: Clock) -> None
         assert answer.waited == 0.0
 
     play(engine, scene, short_seconds=math.inf)
+
+
+def test_the_rows_of_a_failed_request_have_left_the_queue_when_it_ends() -> None:
+    """So that it can be admitted again, for decoding elsewhere."""
+    depths = list[int]()
+
+    def broken() -> list[NDArray[np.uint8]]:
+        raise OSError("too large")
+
+    async def scene(batcher: Batcher) -> None:
+        batcher.queue(broken, 3, FAR, connected, lambda _: depths.append(batcher.depth))
+        assert batcher.depth == 3
+        await run_scheduled()
+        assert depths == [0]
+
+    play(Engine(), scene)
 
 
 # Stopping

@@ -1,4 +1,4 @@
-"""An image's answer is its own: neither the size of its batch nor its neighbours change it."""
+"""The result of an image depends neither on the size of its batch nor on the other images in it."""
 
 import base64
 import os
@@ -21,62 +21,62 @@ from qualms.images.preprocess import preprocess_batch
 from qualms.inference.engine import Engine
 
 TOLERANCE = 1e-5
-"""relative, of α"""
+"""relative tolerance of α"""
 
 
-def same(found: list[dict[str, Any]], want: list[dict[str, Any]]) -> None:
-    for one, other in zip(found, want, strict=True):
-        np.testing.assert_allclose(one["dirichlet"]["alpha"], other["dirichlet"]["alpha"], rtol=TOLERANCE)
-        assert one["prediction"]["index"] == other["prediction"]["index"]
-        assert one["ood"]["flag"] == other["ood"]["flag"]
-        assert one["trust"]["accept"] == other["trust"]["accept"]
+def assert_equal(results: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    for result, other in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result["dirichlet"]["alpha"], other["dirichlet"]["alpha"], rtol=TOLERANCE)
+        assert result["prediction"]["index"] == other["prediction"]["index"]
+        assert result["ood"]["flag"] == other["ood"]["flag"]
+        assert result["trust"]["accept"] == other["trust"]["accept"]
 
 
-def test_an_image_is_answered_alike_alone_and_in_any_company(
+def test_the_result_of_an_image_is_the_same_alone_and_in_any_batch(
     client: httpx.Client, encode: Callable[..., bytes], draw_images: Callable[[int, int], NDArray[np.uint8]]
 ) -> None:
     files = [encode(image) for image in draw_images(51, 96)]
     png = {"content-type": "image/png"}
 
     def alone(data: bytes) -> dict[str, Any]:
-        found: dict[str, Any] = client.post("/predict", content=data, headers=png).json()["results"][0]
-        return found
+        result: dict[str, Any] = client.post("/predict", content=data, headers=png).json()["results"][0]
+        return result
 
-    want = [alone(data) for data in files]
+    expected = [alone(data) for data in files]
     for size in (2, 3, 7, 32, 64):
         order = np.random.default_rng(size).permutation(len(files))
-        found: dict[int, dict[str, Any]] = {}
+        results: dict[int, dict[str, Any]] = {}
         for start in range(0, len(files), size):
-            places = order[start : start + size].tolist()
-            images = [base64.b64encode(files[place]).decode() for place in places]
-            results = client.post("/predict", json={"images": images}).json()["results"]
-            found.update(zip(places, results, strict=True))
-        same([found[place] for place in range(len(files))], want)
+            indices = order[start : start + size].tolist()
+            images = [base64.b64encode(files[index]).decode() for index in indices]
+            reply = client.post("/predict", json={"images": images}).json()
+            results.update(zip(indices, reply["results"], strict=True))
+        assert_equal([results[index] for index in range(len(files))], expected)
     with ThreadPoolExecutor(8) as threads:
-        same(list(threads.map(alone, files)), want)
+        assert_equal(list(threads.map(alone, files)), expected)
 
 
-def test_ten_thousand_digits_are_answered_alike_alone_and_in_any_company() -> None:
+def test_results_of_ten_thousand_digits_are_the_same_alone_and_in_any_batch() -> None:
     path = Path(os.environ.get("QUALMS_DATA") or "nowhere") / "mnist-test.npz"
     if DEFAULT_MODEL not in available() or not path.is_file():
-        pytest.skip("it needs the embedded model, and QUALMS_DATA with mnist-test.npz")
+        pytest.skip("needs the embedded model, and QUALMS_DATA with mnist-test.npz")
     bundle = open_bundle(resolve(None))
     with np.load(path) as data:
         images = preprocess_batch(data["images"], bundle.manifest.input)
     assert len(images) == 10_000
     engine, rule = Engine(bundle, "cpu", threads=1), Decider(bundle.manifest).rule(DEFAULT_OPERATING_POINT)
-    alone = [engine.run_all(images[place : place + 1]) for place in range(len(images))]
-    want = {name: np.concatenate([outputs[name] for outputs in alone]) for name in engine.outputs}
-    flags = decide(rule, want).flags
+    alone = [engine.run_all(images[index : index + 1]) for index in range(len(images))]
+    expected = {name: np.concatenate([outputs[name] for outputs in alone]) for name in engine.outputs}
+    flags = decide(rule, expected).flags
     rng = np.random.default_rng(0)
-    for cap in (2, 64):
+    for max_batch in (2, 64):
         order, start = rng.permutation(len(images)), 0
-        found = {name: np.empty_like(values) for name, values in want.items()}
+        outputs = {name: np.empty_like(values) for name, values in expected.items()}
         while start < len(order):
-            places = order[start : start + rng.integers(1, cap + 1)]
-            for name, values in engine.run_all(images[places]).items():
-                found[name][places] = values
-            start += len(places)
-        np.testing.assert_allclose(found["alpha"], want["alpha"], rtol=TOLERANCE)
-        np.testing.assert_array_equal(found["prediction"], want["prediction"])
-        np.testing.assert_array_equal(decide(rule, found).flags, flags)
+            indices = order[start : start + rng.integers(1, max_batch + 1)]
+            for name, values in engine.run_all(images[indices]).items():
+                outputs[name][indices] = values
+            start += len(indices)
+        np.testing.assert_allclose(outputs["alpha"], expected["alpha"], rtol=TOLERANCE)
+        np.testing.assert_array_equal(outputs["prediction"], expected["prediction"])
+        np.testing.assert_array_equal(decide(rule, outputs).flags, flags)
