@@ -1,3 +1,5 @@
+"""Prometheus metrics: histograms, counters per batch and per request, and the text formats."""
+
 import math
 import shutil
 import subprocess
@@ -23,13 +25,14 @@ from qualms.web.predict import REASONS, STATUSES
 from qualms.web.state import ServiceState
 
 MODEL = {"model": "tiny", "version": "1.2"}
-ODD = ((128, 64, 0), (255, 255, 0), (64, 0, 0))
-"""colours that the calibration images do not come near"""
+OOD_COLOURS = ((128, 64, 0), (255, 255, 0), (64, 0, 0))
+"""colours far from those of the calibration images"""
+PROVIDER = "CPUExecutionProvider"
 Draw = Callable[[int, int], NDArray[np.uint8]]
 
 
 def series(text: str) -> dict[str, float]:
-    """Every sample by its name and labels."""
+    """The value of every sample, by name and labels."""
     return {
         sample.name + str(sorted(sample.labels.items())): sample.value
         for family in parse_text(text)
@@ -38,7 +41,7 @@ def series(text: str) -> dict[str, float]:
 
 
 def total(values: dict[str, float], name: str, **labels: str) -> float:
-    """The sum over all samples of that name with these labels."""
+    """The sum of all samples with this name and these labels."""
     wanted = {str(pair) for pair in labels.items()}
     return sum(
         value for key, value in values.items() if key.startswith(f"{name}[") and all(pair in key for pair in wanted)
@@ -48,7 +51,7 @@ def total(values: dict[str, float], name: str, **labels: str) -> float:
 # Histograms
 
 
-def test_a_histogram_counts_many_values_as_one_by_one() -> None:
+def test_a_histogram_counts_arrays_and_single_values() -> None:
     registry = CollectorRegistry()
     histogram = BatchHistogram("h", "text", {"model": "m"}, [1.0, 0.5, 0.5])
     registry.register(histogram)
@@ -60,7 +63,7 @@ def test_a_histogram_counts_many_values_as_one_by_one() -> None:
     assert registry.get_sample_value("h_sum", {"model": "m"}) == 10
 
 
-def test_a_value_that_is_no_number_is_counted_without_spoiling_the_sum() -> None:
+def test_non_finite_values_are_counted_but_not_summed() -> None:
     registry = CollectorRegistry()
     histogram = BatchHistogram("h", "text", {}, [1.0])
     registry.register(histogram)
@@ -77,12 +80,12 @@ def registry() -> CollectorRegistry:
     return CollectorRegistry()
 
 
-def test_everything_is_there_at_zero_before_the_first_request(registry: CollectorRegistry, bundle: Bundle) -> None:
+def test_all_series_exist_at_zero_before_the_first_request(registry: CollectorRegistry, bundle: Bundle) -> None:
     ServiceMetrics(registry, STATUSES, REASONS)
     rule = Decider(bundle.manifest).rule(DEFAULT_OPERATING_POINT)
-    ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
+    ModelMetrics(registry, bundle, rule, PROVIDER)
     values = series(expose(registry, "")[0].decode())
-    said = {
+    constants = {
         "qualms_ood_rate_bound": rule.flag.rate_bound,
         "qualms_ood_target_rate": 0.01,
         "qualms_calibration_images": 400,
@@ -92,13 +95,13 @@ def test_everything_is_there_at_zero_before_the_first_request(registry: Collecto
     for key, value in values.items():
         if "_reference_" in key:
             continue  # the calibration images are counted from the start
-        assert value == said.get(key.partition("[")[0], 0), key
+        assert value == constants.get(key.partition("[")[0], 0), key
     keys = " ".join(values)
     for name in bundle.manifest.classes:
         for flag in ("true", "false"):
             assert f"('class', '{name}'), ('model', 'tiny'), ('ood', '{flag}'), ('version', '1.2')" in keys
-    refusals = ("overload", "draining", "loading", "too_large", "unsupported", "malformed", "invalid")
-    for reason in (*refusals, "slow", "expired", "disconnected"):
+    reasons = ("overload", "draining", "loading", "too_large", "unsupported", "malformed", "invalid")
+    for reason in (*reasons, "slow", "expired", "disconnected"):
         assert f"qualms_rejected_total[('reason', '{reason}')]" in values
     for code in (200, 400, 408, 413, 415, 422, 429, 499, 500, 503, 504):
         assert f"qualms_requests_total[('code', '{code}'), ('route', 'predict')]" in values
@@ -108,21 +111,21 @@ def test_a_batch_is_counted_at_the_default_operating_point(
     registry: CollectorRegistry, bundle: Bundle, runner: Callable[..., dict[str, NDArray[Any]]], draw_images: Draw
 ) -> None:
     rule = Decider(bundle.manifest).rule(DEFAULT_OPERATING_POINT)
-    metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
-    odd = np.array([np.full((6, 5, 3), colour, np.uint8) for colour in ODD])
-    want: Counter[str] = Counter()
+    metrics = ModelMetrics(registry, bundle, rule, PROVIDER)
+    ood_images = np.array([np.full((6, 5, 3), colour, np.uint8) for colour in OOD_COLOURS])
+    expected: Counter[str] = Counter()
     for seed, count in ((1, 20), (2, 5)):
-        outputs = runner(np.concatenate((draw_images(seed, count), odd)))
+        outputs = runner(np.concatenate((draw_images(seed, count), ood_images)))
         verdicts = decide(rule, outputs)
         metrics.observe(outputs, verdicts, [(len(verdicts.flags), 0.5)])
         for index, flag in zip(outputs["prediction"], verdicts.flags, strict=True):
-            want[f"{bundle.manifest.classes[index]} {str(bool(flag)).lower()}"] += 1
+            expected[f"{bundle.manifest.classes[index]} {str(bool(flag)).lower()}"] += 1
     values = series(expose(registry, "")[0].decode())
     for name in bundle.manifest.classes:
         for flag in ("true", "false"):
-            found = total(values, "qualms_predictions_total", **{"class": name, "ood": flag})
-            assert found == want[f"{name} {flag}"]
-    flagged = sum(count for key, count in want.items() if key.endswith("true"))
+            counted = total(values, "qualms_predictions_total", **{"class": name, "ood": flag})
+            assert counted == expected[f"{name} {flag}"]
+    flagged = sum(count for key, count in expected.items() if key.endswith("true"))
     assert flagged > 0
     assert total(values, "qualms_ood_total") == flagged
     assert total(values, "qualms_predictions_total") == 31
@@ -132,12 +135,12 @@ def test_a_batch_is_counted_at_the_default_operating_point(
     assert total(values, "qualms_inference_duration_seconds_sum") == 1.0
 
 
-def test_p_values_of_calibration_images_fill_the_buckets_evenly(
+def test_p_values_of_calibration_images_are_uniform(
     registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
 ) -> None:
-    """The dashboards' test for drift: in-distribution, a twentieth of the images falls into each bucket."""
+    """The dashboards detect drift by this: one twentieth of in-distribution images is in each bucket."""
     rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
-    metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
+    metrics = ModelMetrics(registry, bundle, rule, PROVIDER)
     outputs: dict[str, NDArray[Any]] = dict(manifest.calibration.scores)
     outputs["prediction"] = np.zeros(manifest.calibration.n, np.int64)
     metrics.observe(outputs, decide(rule, outputs), [(len(outputs["prediction"]), 0.1)])
@@ -148,11 +151,11 @@ def test_p_values_of_calibration_images_fill_the_buckets_evenly(
 
 
 @pytest.mark.parametrize("batches", [1, 16, 49])
-def test_batches_that_are_counted_together_are_counted_once_when_the_registry_is_read(
+def test_pending_batches_are_counted_once_when_the_registry_is_read(
     registry: CollectorRegistry, bundle: Bundle, manifest: Manifest, batches: int
 ) -> None:
     rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
-    metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
+    metrics = ModelMetrics(registry, bundle, rule, PROVIDER)
     outputs: dict[str, NDArray[Any]] = {name: values[:2] for name, values in manifest.calibration.scores.items()}
     outputs["prediction"] = np.zeros(2, np.int64)
     for _ in range(batches):
@@ -163,12 +166,12 @@ def test_batches_that_are_counted_together_are_counted_once_when_the_registry_is
         assert total(values, "qualms_p_value_count") == 2 * batches
 
 
-def test_the_reference_is_what_the_calibration_images_would_have_been_counted_as(
+def test_reference_histograms_equal_those_of_the_calibration_images(
     registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
 ) -> None:
-    """Ties, rounding and bucket edges are in both, so that any difference between the two is traffic."""
+    """Both treat ties, rounding and bucket bounds alike, so that any difference comes from the traffic."""
     rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
-    metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
+    metrics = ModelMetrics(registry, bundle, rule, PROVIDER)
     outputs: dict[str, NDArray[Any]] = dict(manifest.calibration.scores)
     outputs["prediction"] = np.zeros(manifest.calibration.n, np.int64)
     metrics.observe(outputs, decide(rule, outputs), [(len(outputs["prediction"]), 0.1)])
@@ -181,10 +184,10 @@ def test_the_reference_is_what_the_calibration_images_would_have_been_counted_as
             assert values[key.replace("_bucket", "_reference_bucket")] == value, key
 
 
-def test_many_classes_have_no_label_each(registry: CollectorRegistry, bundle: Bundle, manifest: Manifest) -> None:
+def test_more_than_100_classes_share_one_label(registry: CollectorRegistry, bundle: Bundle, manifest: Manifest) -> None:
     many = manifest.model_copy(update={"classes": [f"class {index}" for index in range(101)]})
     rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
-    metrics = ModelMetrics(registry, replace(bundle, manifest=many), rule, "CPUExecutionProvider")
+    metrics = ModelMetrics(registry, replace(bundle, manifest=many), rule, PROVIDER)
     outputs: dict[str, NDArray[Any]] = {name: values[:4] for name, values in manifest.calibration.scores.items()}
     outputs["prediction"] = np.array([0, 7, 100, 100])
     metrics.observe(outputs, decide(rule, outputs), [(len(outputs["prediction"]), 0.1)])
@@ -193,43 +196,43 @@ def test_many_classes_have_no_label_each(registry: CollectorRegistry, bundle: Bu
     assert "class 7" not in " ".join(values)
 
 
-def test_a_reference_quantile_below_zero_does_not_take_the_sum_away(
+def test_a_negative_reference_quantile_does_not_remove_the_sum(
     registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
 ) -> None:
     quantiles = {name: [-1e-9, *values[1:]] for name, values in manifest.reference.quantiles.items()}
     rounded = manifest.model_copy(update={"reference": manifest.reference.model_copy(update={"quantiles": quantiles})})
     rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
-    ModelMetrics(registry, replace(bundle, manifest=rounded), rule, "CPUExecutionProvider")
+    ModelMetrics(registry, replace(bundle, manifest=rounded), rule, PROVIDER)
     assert registry.get_sample_value("qualms_epistemic_uncertainty_count", MODEL) == 0
     assert registry.get_sample_value("qualms_total_uncertainty_sum", MODEL) == 0
 
 
-def test_the_series_of_a_closed_model_go(registry: CollectorRegistry, bundle: Bundle) -> None:
+def test_closing_a_model_removes_its_series(registry: CollectorRegistry, bundle: Bundle) -> None:
     rule = Decider(bundle.manifest).rule(DEFAULT_OPERATING_POINT)
-    metrics = ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
+    metrics = ModelMetrics(registry, bundle, rule, PROVIDER)
     metrics.close()
     assert expose(registry, "")[0] == b""
-    ModelMetrics(registry, bundle, rule, "CPUExecutionProvider")
+    ModelMetrics(registry, bundle, rule, PROVIDER)
 
 
-# What was sent and what is counted
+# Requests
 
 
-def test_the_counters_add_up_to_what_was_sent(
+def test_counters_add_up_to_the_requests_sent(
     start_service: Callable[..., httpx.Client], encode: Callable[..., bytes], draw_images: Draw
 ) -> None:
     state = ServiceState()
     client = start_service(state=state, max_body_bytes=20_000, max_images=8, max_batch=5)
     files = [encode(image) for image in draw_images(31, 30)]
-    files += [encode(np.full((6, 5, 3), colour, np.uint8)) for colour in ODD[:2]]
+    files += [encode(np.full((6, 5, 3), colour, np.uint8)) for colour in OOD_COLOURS[:2]]
     png, json = {"content-type": "image/png"}, {"content-type": "application/json"}
     codes: Counter[str] = Counter()
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
 
     def send(**request: Any) -> None:
         response = client.post("/predict", **request)
         codes[str(response.status_code)] += 1
-        found.extend(response.json().get("results", []))
+        results.extend(response.json().get("results", []))
 
     for data in files:
         send(content=data, headers=png)
@@ -265,23 +268,22 @@ def test_the_counters_add_up_to_what_was_sent(
         assert total(values, "qualms_rejected_total", reason=reason) == count, reason
     assert total(values, "qualms_rejected_total") == sum(codes.values()) - codes["200"]
 
-    default = found[:-1]  # the last was asked for another operating point, and is counted at the default one
-    flagged = sum(result["ood"]["flag"] for result in default)
-    flagged += default[0]["ood"]["flag"]
-    assert len(found) == 65
+    # The last request selected another operating point; its image, the first one, is counted at the default one.
+    flagged = sum(result["ood"]["flag"] for result in (*results[:-1], results[0]))
+    assert len(results) == 65
     assert flagged >= 2
     assert total(values, "qualms_predictions_total") == 65
     assert total(values, "qualms_predictions_total", ood="true") == total(values, "qualms_ood_total") == flagged
     for name in ("bee", "crab", "dove"):
-        predicted = sum(result["prediction"]["label"] == name for result in found)
+        predicted = sum(result["prediction"]["label"] == name for result in results)
         assert total(values, "qualms_predictions_total", **{"class": name}) == predicted
-    untrusted = sum(not result["trust"]["accept"] for result in found)
+    untrusted = sum(not result["trust"]["accept"] for result in results)
     assert total(values, "qualms_untrusted_total") == untrusted
     for name in ("batch_size_sum", "p_value_count", "total_uncertainty_count", "epistemic_uncertainty_count"):
         assert total(values, f"qualms_{name}") == 65
     for name in ("queue", "decode"):
         assert total(values, f"qualms_{name}_duration_seconds_count") == 37
-    # Eight images take two runs of at most five.
+    # A request with eight images takes two runs of at most five.
     assert total(values, "qualms_batch_size_count") == total(values, "qualms_inference_duration_seconds_count") == 41
     assert total(values, "qualms_batch_size_bucket", le="8.0") == 41
     assert total(values, "qualms_batch_size_bucket", le="4.0") == 37
@@ -289,13 +291,13 @@ def test_the_counters_add_up_to_what_was_sent(
     others = {("health", "200"): 2, ("models", "200"): 3, ("models", "404"): 4, ("docs", "200"): 1, ("other", "404"): 5}
     for (route, code), count in others.items():
         ready = total(values, "qualms_requests_total", route=route, code=code)
-        assert ready == count or (route == "health" and ready >= count)  # the wait for readiness asks, too
+        assert ready == count or (route == "health" and ready >= count)  # the test also waits for readiness
 
 
 # Exposition
 
 
-def test_the_text_parses_in_both_formats_without_created_series(client: httpx.Client) -> None:
+def test_both_text_formats_can_be_parsed_and_have_no_created_series(client: httpx.Client) -> None:
     plain = client.get("/metrics")
     assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
     names = {family.name for family in parse_text(plain.text)}
@@ -309,13 +311,13 @@ def test_the_text_parses_in_both_formats_without_created_series(client: httpx.Cl
 @pytest.mark.parametrize(
     "accept", ["text/plain; version=abc", "application/openmetrics-text; version=x.y", "application/json", ";=,;", ""]
 )
-def test_an_accept_header_that_makes_no_sense_gets_plain_text(client: httpx.Client, accept: str) -> None:
+def test_an_unknown_accept_header_gets_plain_text(client: httpx.Client, accept: str) -> None:
     response = client.get("/metrics", headers={"accept": accept})
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
-def test_promtool_finds_nothing_to_say(client: httpx.Client) -> None:
+def test_promtool_accepts_the_metrics(client: httpx.Client) -> None:
     if (promtool := shutil.which("promtool")) is None:
         pytest.skip("promtool is not installed")
     text = client.get("/metrics").text
