@@ -1,4 +1,4 @@
-"""Tell applications when an image classifier does not know.
+"""Calibrated uncertainty for image classifiers, in Python and over HTTP.
 
     import qualms
 

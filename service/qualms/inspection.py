@@ -101,12 +101,12 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _row(table: Table, *cells: str) -> None:
-    """Add cells as plain text, because rich would interpret a class name such as `[/b]` as markup."""
+    """Add cells as plain text, because rich would interpret a class name like `[/b]` as markup."""
     table.add_row(*(Text(cell) for cell in cells))
 
 
 def _network(facts: dict[str, Any], name_key: str) -> str:
-    """A network in the provenance, whose fields are free-form: all of them are optional and of any type."""
+    """One line about a network from its provenance, whose entries are all optional and of any type."""
     parts = [str(facts.get(name_key, "unknown"))]
     if "parameters" in facts:
         count = facts["parameters"]

@@ -83,7 +83,7 @@ class Settings(BaseSettings):
 
     @property
     def max_run_seconds(self) -> float:
-        """Maximum duration of one batch: a request that just misses a batch waits for it and then for its own."""
+        """Maximum duration of one run: a request that just misses a run waits for that run and then for its own."""
         return self.request_timeout_seconds / 4
 
     @field_validator("host")

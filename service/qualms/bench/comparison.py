@@ -70,7 +70,7 @@ def compare(
 
 @contextmanager
 def _set_up(target: str | None, given: str | None) -> Iterator[_Setup]:
-    """Start the servers, and end them afterwards."""
+    """Start the servers, and end them afterwards; `given` is the bundle of a running service."""
     server_core, load_core = choose_cores()
     settings = load_settings()
     url = _loopback(target) if target and "://" in target else None

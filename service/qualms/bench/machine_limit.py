@@ -35,7 +35,7 @@ class Limit:
 
 
 class LimitMeter:
-    """Measures the limit of one bundle in the calling thread, and so on its core."""
+    """Measures the limit of one bundle in the calling thread, on the core to which that thread is pinned."""
 
     def __init__(self, bundle: Bundle, files: list[bytes], device: Device = "cpu", max_batch: int = 64) -> None:
         self._spec = bundle.manifest.input

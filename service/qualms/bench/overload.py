@@ -44,7 +44,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Poll:
-    """State of the service at one time, as an orchestrator sees it."""
+    """Readiness and memory of the service at one time, as an orchestrator would measure them."""
 
     ready: bool
     seconds: float

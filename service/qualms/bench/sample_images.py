@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 
 from qualms.images.input_spec import InputSpec
 
-_OVERSAMPLED = 4
+_OVERSAMPLING = 4
 _CORNERS = ((0.3, 0.15), (0.7, 0.15), (0.7, 0.5), (0.7, 0.85), (0.3, 0.85), (0.3, 0.5))
 _SEGMENTS = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 0), (5, 2))
 """the seven segments of a calculator digit, each a pair of corners"""
@@ -26,7 +26,7 @@ def draw_pngs(spec: InputSpec, count: int = 16, seed: int = 0) -> list[bytes]:
 
 
 def _png(digit: int, spec: InputSpec, rng: random.Random) -> bytes:
-    width, height = _OVERSAMPLED * spec.width, _OVERSAMPLED * spec.height
+    width, height = _OVERSAMPLING * spec.width, _OVERSAMPLING * spec.height
     image = Image.new(spec.colour, (width, height))
     ink = tuple(rng.randrange(180, 256) for _ in range(spec.channels))
     corners = [(width * (x + rng.gauss(0, 0.03)), height * (y + rng.gauss(0, 0.03))) for x, y in _CORNERS]

@@ -1,7 +1,8 @@
-"""Golden inputs: test images drawn with integer arithmetic, so that they are identical on every machine.
+"""Golden vectors: test images drawn with integer arithmetic, identical on every machine, and the graph's outputs for them.
 
-A bundle stores their number, their digest and the graph's outputs at export. The service compares its own outputs
-with these before it is ready, which detects a runtime, provider or platform that computes different results.
+A bundle stores the number of these images, their digest and the graph's outputs at export. The service compares its own
+outputs with the stored ones before it is ready, which detects a runtime, provider or platform that computes different
+results.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""Run a bundle's graph in ONNX Runtime offline: for calibration, evaluation and checks.
+"""Run a bundle's graph in ONNX Runtime without a server: for `qualms.open_model`, calibration, evaluation and checks.
 
-`GraphRunner` runs whole data sets on the CPU in fixed batches; `qualms.inference.engine` is the online counterpart that
-chooses the device and measures the time of each run.
+`GraphRunner` runs any number of images on the CPU in fixed batches. `qualms.inference.engine` is its counterpart in the
+service: it chooses the device and measures how long each batch size takes.
 """
 
 from collections.abc import Callable

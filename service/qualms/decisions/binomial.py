@@ -1,4 +1,4 @@
-"""Exact binomial tails and their inverses, on which all guarantees are based. The service does not install scipy.
+"""Exact binomial tails and their inverses, on which all guarantees are based; scipy is not a dependency of the service.
 
 Probability masses are computed from Stirling's remainder and the deviance (Loader 2000) instead of differences of large
 log-gammas, which is accurate to twelve digits for a million trials. A tail is the mass at its end times the sum of the

@@ -54,22 +54,22 @@ class FlagPoint:
         return as_uncertainty(values, self.direction) > as_uncertainty(self.threshold, self.direction)
 
     def flags_from_ranks(self, ranks: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-        """Flags (N,) of scores with `ranks` (N,) of the calibration scores strictly below them."""
+        """Flags (N,) from `ranks` (N,), the number of calibration scores strictly below each score."""
         return ranks > self.n - self.k
 
 
 def p_values(
     uncertainty: npt.NDArray[np.floating[Any]], calibration: npt.NDArray[np.floating[Any]]
 ) -> npt.NDArray[np.float64]:
-    """Fraction of the calibration images and the image itself that are at least as uncertain: (N,) in (0, 1].
+    """p-values (N,) in (0, 1]: the fraction of the calibration images and the image itself that are at least as uncertain.
 
-    uncertainty (N,) and calibration (n,), sorted ascending, are values of `scores.as_uncertainty`.
+    uncertainty (N,) and calibration (n,) are values of `scores.as_uncertainty`; calibration is sorted ascending.
     """
     return p_values_from_ranks(calibration.searchsorted(uncertainty), len(calibration))
 
 
 def p_values_from_ranks(ranks: npt.NDArray[np.intp], n: int) -> npt.NDArray[np.float64]:
-    """p-values (N,) of scores with `ranks` (N,) of the n calibration scores strictly below them."""
+    """p-values (N,) from `ranks` (N,), the number of the n calibration scores strictly below each score."""
     return (n + 1 - ranks) / (n + 1)
 
 

@@ -21,7 +21,7 @@ from qualms.decisions.trust import TrustPoint
 from qualms.errors import OperatingPointError
 
 _CACHED_RULES = 256
-"""Maximal number of cached rules, since clients can request any number of operating points."""
+"""Maximum number of cached rules; clients can request any number of operating points."""
 
 
 @dataclass(frozen=True)

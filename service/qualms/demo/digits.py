@@ -17,7 +17,7 @@ from qualms.errors import DataError
 SIZE = 28
 _BOX = 20.0
 """length in pixels of a digit's longer side"""
-_OVERSAMPLED = 8
+_OVERSAMPLING = 8
 _STEPS = 8
 """line segments between two control points"""
 
@@ -114,11 +114,11 @@ def _curve(points: Points) -> Points:
 
 def _render(strokes: list[Points], width: float, grey: int) -> NDArray[np.uint8]:
     """Draw the strokes with round ends on a canvas (28 · 8, 28 · 8)."""
-    canvas = Image.new("L", (SIZE * _OVERSAMPLED, SIZE * _OVERSAMPLED))
+    canvas = Image.new("L", (SIZE * _OVERSAMPLING, SIZE * _OVERSAMPLING))
     pen = ImageDraw.Draw(canvas)
-    radius = width * _OVERSAMPLED / 2
+    radius = width * _OVERSAMPLING / 2
     for stroke in strokes:
-        points = [(float(x), float(y)) for x, y in stroke * _OVERSAMPLED]
+        points = [(float(x), float(y)) for x, y in stroke * _OVERSAMPLING]
         pen.line(points, grey, round(2 * radius))
         for x, y in points:
             pen.ellipse((x - radius, y - radius, x + radius, y + radius), grey)

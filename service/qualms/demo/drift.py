@@ -1,4 +1,4 @@
-"""Simulated drift of the demo's camera, by dose: less contrast and more sensor noise."""
+"""Simulated drift of the demo's camera: less contrast and more sensor noise, with a strength (dose) from 0 to 1."""
 
 import math
 
@@ -12,7 +12,7 @@ _DURATION = 0.35
 _NOISE = 90.0
 """standard deviation of the noise at dose 1, in grey levels"""
 _FOG = 0.6
-"""share of the way to the grey level of fog at dose 1"""
+"""weight of the grey level of fog at dose 1"""
 _FOG_GREY = 160.0
 
 

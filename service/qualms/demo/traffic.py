@@ -19,7 +19,7 @@ from qualms.errors import QualmsError
 
 _TIMEOUT_SECONDS = 10.0
 _MAX_LAG_SECONDS = 1.0
-"""if sending is further behind than this, it does not catch up, so that there is no burst"""
+"""if sending is late by more than this, the schedule restarts instead of catching up with a burst"""
 
 
 class TrafficError(QualmsError):

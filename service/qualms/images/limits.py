@@ -33,7 +33,7 @@ MAX_BMP_RLE_PIXELS = 2**21
 PNG_SIGNATURE, JPEG_SIGNATURE = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 _TIFF_BYTE_ORDERS = (b"II", b"MM")
 _MAX_SIMPLE_PARTS = 32
-"""Chunks or segments up to the pixels in a file that decodes quickly."""
+"""Maximum number of chunks or segments that `decodes_quickly` reads."""
 
 _PNG_SIMPLE_CHUNKS = frozenset(b"IHDR PLTE tRNS IDAT IEND gAMA cHRM sRGB sBIT bKGD pHYs tIME".split())
 _PNG_COMPRESSED_CHUNKS = frozenset(b"zTXt iTXt iCCP".split())
@@ -67,7 +67,7 @@ def decodes_quickly(data: bytes) -> bool:
 
 
 def check_file_limits(data: bytes) -> None:
-    """Refuse files whose structure would keep Pillow busy before or regardless of the number of pixels."""
+    """Refuse files whose structure takes Pillow a long time to parse, whatever the number of pixels."""
     if data.startswith(PNG_SIGNATURE):
         kinds = list(islice(_png_chunks(data), MAX_PNG_CHUNKS + 1))
         compressed = sum(kind in _PNG_COMPRESSED_CHUNKS for kind in kinds)
@@ -86,7 +86,7 @@ def check_file_limits(data: bytes) -> None:
 
 
 def check_decoder_limits(image: ImageFile.ImageFile, data: bytes, max_pixels: int) -> None:
-    """Refuse opened images whose decoder needs more than their size suggests; `image.tile` names the decoder."""
+    """Refuse opened images whose decoder needs more time or memory than their size suggests; `image.tile` names it."""
     for codec, extents, *_ in image.tile[:1]:
         if codec == "libtiff" and extents:
             _check_tiff_tiles(*extents[2:], *_tiff_tile_size(data), max_pixels)

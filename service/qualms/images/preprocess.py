@@ -52,7 +52,7 @@ _TRANSPOSE_FOR_ORIENTATION = {
 
 
 def warm_up() -> None:
-    """Load Pillow's decoders, so that the first image does not have to."""
+    """Load Pillow's decoders now, so that the first image is not delayed."""
     Image.init()
 
 
@@ -86,7 +86,7 @@ def preprocess_batch(images: NDArray[np.uint8], spec: InputSpec) -> NDArray[np.u
 
 
 def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode an image file and apply its EXIF orientation; ImageError is the only error for any bytes.
+    """Decode an image file and apply its EXIF orientation; raises ImageError, and no other error, whatever the bytes are.
 
     The limits on pixels and on decoding cost are checked before any pixel is decoded.
     """
