@@ -1,4 +1,4 @@
-"""A request's body to its images: a raw image file, multipart files, base64 or pixel arrays in JSON, within limits.
+"""Parse a request's body into images: a raw image file, multipart files, base64 or pixel arrays in JSON, within limits.
 
 Every error is a Problem that names the image or field. Nothing is decoded here: an image is the bytes of a file, or
 pixels.
@@ -173,7 +173,7 @@ def _from_multipart(content_type: bytes, body: bytes, limits: Limits) -> list[Im
     if not parts.complete:
         raise Problem(Kind.MALFORMED, "The multipart body is cut short: its closing boundary is missing.")
     if not parts.files:
-        raise Problem.refused(Kind.INVALID, "images", "The form holds no file", "one file an image")
+        raise Problem.refused(Kind.INVALID, "images", "The form has no file", "one file per image")
     if len(parts.files) > limits.images:
         raise _too_many(limits)
     return parts.files
@@ -221,7 +221,7 @@ class _Parts:
         if b"filename" not in options:
             name = options.get(b"name", b"").decode("utf-8", "replace")
             what = f"The form field {quoted(name)} is not a file"
-            raise Problem.refused(Kind.INVALID, name, what, "parts with a filename, one an image")
+            raise Problem.refused(Kind.INVALID, name, what, "parts with a filename, one per image")
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         self._data += data[start:end]

@@ -37,7 +37,10 @@ _log = logging.getLogger("qualms.server")
 def check_uvicorn() -> None:
     """Check that the installed uvicorn has the methods that this module overrides or calls."""
     hooks: dict[type, tuple[str, ...]] = {
-        HttpToolsProtocol: ("_start_asgi_task", "connection_made", "data_received", "on_body", "on_message_complete"),
+        HttpToolsProtocol: (
+            *("_start_asgi_task", "connection_made", "data_received", "on_message_begin", "on_url", "on_header"),
+            *("on_headers_complete", "on_body", "on_message_complete"),
+        ),
         RequestResponseCycle: ("receive", "send"),
         uvicorn.Server: ("handle_exit", "on_tick", "shutdown"),
     }
@@ -51,7 +54,7 @@ def check_uvicorn() -> None:
 
 
 def body_is_complete(receive: Any) -> bool:
-    """Whether the whole body has arrived; False if the server is not uvicorn. ASGI itself cannot tell without waiting."""
+    """Whether the whole body has arrived; False if the server is not uvicorn. ASGI has no check that does not wait."""
     return getattr(_cycle(receive), "more_body", True) is False
 
 
@@ -252,7 +255,7 @@ class WriteQueue:
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> "WriteQueue":
         """The queue of a loop."""
-        return _outboxes.setdefault(loop, cls(loop))
+        return _write_queues.setdefault(loop, cls(loop))
 
     def add(self, transport: "JoiningTransport") -> None:
         """Flush a transport in the next iteration."""
@@ -266,15 +269,15 @@ class WriteQueue:
             transport.flush()
 
 
-_outboxes: "WeakKeyDictionary[asyncio.AbstractEventLoop, WriteQueue]" = WeakKeyDictionary()
+_write_queues: "WeakKeyDictionary[asyncio.AbstractEventLoop, WriteQueue]" = WeakKeyDictionary()
 
 
 class JoiningTransport:
     """Delays writes to the end of the loop's iteration, or only to the second write if no other reply is due."""
 
-    def __init__(self, transport: asyncio.Transport, outbox: WriteQueue, tasks: set[Any]) -> None:
+    def __init__(self, transport: asyncio.Transport, queue: WriteQueue, tasks: set[Any]) -> None:
         self._transport = transport
-        self._outbox = outbox
+        self._queue = queue
         self._tasks = tasks
         """requests that are not answered yet"""
         self._held = b""
@@ -283,7 +286,7 @@ class JoiningTransport:
         """Send at the end of the iteration."""
         if not self._held:
             self._held = data
-            self._outbox.add(self)
+            self._queue.add(self)
             return
         self._held += data
         if len(self._tasks) <= 1:
