@@ -16,12 +16,11 @@ from qualms.bundle.runtime import GraphRunner, check_golden
 from qualms.decisions.operating_point import OperatingPoint
 from qualms.decisions.results import Result, ResultBuilder
 from qualms.decisions.verdicts import Decider, Rule, decide
-from qualms.errors import ImageError
+from qualms.errors import ImageError, first_line
 from qualms.images.preprocess import conform, preprocess, preprocess_array
 
 ImageLike: TypeAlias = str | PathLike[str] | bytes | NDArray[np.uint8] | Image
-"""the path of an image file, its bytes, uint8 pixels of shape (H, W) or (H, W, C), or a PIL image, whose EXIF orientation
-is not applied"""
+"""the path of an image file, its bytes, uint8 pixels of shape (H, W) or (H, W, C), or a PIL image"""
 Images: TypeAlias = list[ImageLike] | tuple[ImageLike, ...]
 
 
@@ -50,7 +49,7 @@ class Model:
         self._runner = GraphRunner(bundle.graph, threads)
         check_golden(self._runner, bundle.manifest)
         self._decider = Decider(bundle.manifest)
-        self._builder = ResultBuilder(bundle.manifest)
+        self._builder = ResultBuilder(bundle.manifest, self._runner.outputs)
 
     @property
     def classes(self) -> list[str]:
@@ -97,7 +96,11 @@ class Model:
         if isinstance(image, np.ndarray):
             return preprocess_array(image, spec)
         if isinstance(image, Image):
-            return conform(ImageOps.exif_transpose(image), spec)
+            try:
+                upright = ImageOps.exif_transpose(image)
+            except Exception as error:  # Pillow reads files lazily, and its decoders raise many kinds of errors
+                raise ImageError(f"The image is damaged: {first_line(error)}.") from None
+            return conform(upright, spec)
         if not isinstance(image, bytes):
             try:
                 image = Path(image).read_bytes()

@@ -283,7 +283,7 @@ def test_running_the_stages_one_by_one_makes_the_same_bundle(tiny: Alter, tmp_pa
 
 def test_combine_without_cached_features_names_the_stage_features(copy: Path) -> None:
     shutil.rmtree(copy / "cache" / "features")
-    (copy / "seed-0" / "doubter.pt").unlink()
+    (copy / "seed-0" / "ood_scores.pt").unlink()
     with pytest.raises(QualmsError, match="run --stage features first"):
         run(load_recipe("tiny"), copy, only="combine")
     run(load_recipe("tiny"), copy, only="features")

@@ -28,7 +28,7 @@ def create_app(bundle: Bundle, device: Device = "cpu") -> FastAPI:
     engine = Engine(bundle, device, available_cores(), max_batch=1)
     rule = Decider(manifest).rule()
     model = ModelId(name=manifest.name, version=manifest.version, digest=bundle.digest)
-    builder = ResultBuilder(manifest)
+    builder = ResultBuilder(manifest, engine.outputs)
     app = FastAPI()
 
     @app.get("/readyz")

@@ -1,9 +1,10 @@
 """The uncertainty scores of a model: one graph output of shape (N,) per score.
 
-To add a score, add an entry to `SCORES` and compute it in training: a score of the Dirichlet distribution in
-`qualms_training.meta.dirichlet` (and list it in `qualms_training.meta.graph.GraphOutputs`), a score of the tapped
-features in `qualms_training.meta.ood_scores` (and list it in `FEATURE_SCORES`). The manifest, calibration, thresholds,
-evaluation and accepted values of `?score=` follow from the list.
+To add a score, add an entry to `SCORES` and compute it in training. A score of the Dirichlet distribution is a field of
+`qualms_training.meta.dirichlet.DirichletScores` with an exact formula in `qualms_training.bench.score_accuracy`; its entry
+stands before `distance`. A score of the tapped features is computed in `qualms_training.meta.ood_scores` and also listed
+in `FEATURE_SCORES` below. The outputs of the graph, manifest, calibration, thresholds, evaluation and accepted values of
+`?score=` follow. The test graph in `tests/qualms/conftest.py` needs the output, too.
 
 At run time the directions come from the manifest, because a model may have scores that are not listed here.
 """

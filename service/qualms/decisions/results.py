@@ -1,8 +1,8 @@
 """The result for one image: the only definition of its fields.
 
 The JSON schema, the OpenAPI document, the service's replies and the objects that `qualms.open_model` returns all derive from
-`Result`. To add a field, declare it here: with `Output(name)` if it is an output of the graph, else with its value in
-`ResultBuilder.columns`.
+`Result`. To add a field, declare it here: with `Output(name)` if it is an output that every bundle's graph has, else with
+its value in `ResultBuilder.columns`.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from qualms.bundle.manifest import Fraction, Guarantee, Manifest
 from qualms.bundle.runtime import Outputs
 from qualms.decisions.verdicts import Rule, Verdicts
+from qualms.errors import BundleError
 
 Row: TypeAlias = tuple[Any, ...]
 """the values of one result in the order of its fields, without nesting"""
@@ -118,9 +119,13 @@ class Result(ReplyPart):
 class ResultBuilder:
     """Builds the results of one model from the graph's outputs and the verdicts of a rule."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, output_names: Iterable[str]) -> None:
+        """BundleError if a field of `Result` is an output that the graph does not have."""
         self._classes = manifest.classes
         self._probabilities = "base_probabilities" if manifest.prediction == "base" else "probabilities"
+        needed = {name for name in _layout(False)[0] if "." not in name}
+        if missing := sorted(needed - set(output_names)):
+            raise BundleError(f"The graph of {manifest.name} has no output {missing[0]}, which every result contains.")
 
     def rows(self, outputs: Outputs, rule: Rule, verdicts: Verdicts) -> list[Row]:
         """One row per image; float32 values stay NumPy scalars, so that they are printed with float32 precision."""

@@ -1,6 +1,7 @@
 """Prometheus metrics. A whole batch is counted with a few array operations.
 
-To add a metric: create it in `ServiceMetrics` (requests) or `ModelMetrics` (one model), and count it in a method there.
+To add a metric: create it in `ServiceMetrics` (called by `web/predict.py` and `web/app.py` for each request) or in
+`ModelMetrics` (called by `web/served_model.py` for each batch and answer), and count it in a method there.
 Decisions are counted at the model's default operating point, whatever a request selected, so that rates are comparable.
 All state belongs to the registry that is passed in.
 """

@@ -1,6 +1,6 @@
 """POST /predict, from head to reply: parse → admit → queue → decide → reply.
 
-`PredictRequest` is the one implementation. It has two thin entrances: `PredictHandler.direct`, which takes requests that the
+`PredictCall` is the one implementation. It has two thin entrances: `PredictHandler.direct`, which takes requests that the
 protocol has read completely and needs neither a task nor messages, and `PredictHandler.__call__`, an ASGI endpoint for
 bodies that are still arriving and for other servers.
 
@@ -72,7 +72,7 @@ class PredictHandler:
         scope = exchange.scope
         if scope["path"] != PATH or scope["method"] != "POST":
             return False
-        request = PredictRequest(self, dict(scope["headers"]), exchange.disconnected, exchange.reply)
+        request = PredictCall(self, dict(scope["headers"]), exchange.disconnected, exchange.reply)
         exchange.on_cancel = request.cancel
         if request.parse_head(scope["query_string"]):
             request.answer(exchange.take_body(), just_admitted=True)
@@ -88,7 +88,7 @@ class PredictHandler:
             replied.set()
 
         headers = dict(scope["headers"])
-        request = PredictRequest(self, headers, client_disconnected(receive), respond)
+        request = PredictCall(self, headers, client_disconnected(receive), respond)
         try:
             if request.parse_head(scope["query_string"]):
                 request.answer(await self._read(headers, receive, request.timeout))
@@ -133,7 +133,7 @@ class PredictHandler:
         return kind.reason if kind else None
 
 
-class PredictRequest:
+class PredictCall:
     """One request. `respond` is called once, with the reply, or with None if the client has disconnected."""
 
     __slots__ = (

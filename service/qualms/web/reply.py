@@ -85,7 +85,7 @@ class ReplyWriter:
     def __init__(self, bundle: Bundle, decider: Decider, output_names: list[str]) -> None:
         manifest = bundle.manifest
         self._model = ModelId(name=manifest.name, version=manifest.version, digest=bundle.digest).model_dump()
-        self._builder = ResultBuilder(manifest)
+        self._builder = ResultBuilder(manifest, output_names)
         self._decider = decider
         self._output_names = output_names
 

@@ -14,6 +14,7 @@ from qualms.bundle.runtime import GraphRunner, Outputs
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.decisions.results import Result, ResultBuilder, Row
 from qualms.decisions.verdicts import Decider, Rule, Verdicts, decide
+from qualms.errors import BundleError
 
 N = 4
 Draw = Callable[[int, int], NDArray[np.uint8]]
@@ -34,7 +35,7 @@ def build(
     manifest: Manifest, outputs: dict[str, NDArray[Any]], point: OperatingPoint = DEFAULT_OPERATING_POINT
 ) -> tuple[list[Row], list[dict[str, Any]]]:
     """The rows of some outputs, and the same as nested dicts."""
-    builder, rule = ResultBuilder(manifest), Decider(manifest).rule(point)
+    builder, rule = ResultBuilder(manifest, outputs), Decider(manifest).rule(point)
     rows = builder.rows(outputs, rule, decide(rule, outputs))
     return rows, list(map(builder.nested(rule), rows))
 
@@ -161,12 +162,11 @@ def test_a_field_without_a_value_is_an_error(manifest: Manifest, outputs: dict[s
 
     rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
     with pytest.raises(KeyError, match=path):
-        Incomplete(manifest).rows(outputs, rule, decide(rule, outputs))
+        Incomplete(manifest, outputs).rows(outputs, rule, decide(rule, outputs))
 
 
-def test_a_field_of_a_missing_graph_output_is_an_error(manifest: Manifest, outputs: dict[str, NDArray[Any]]) -> None:
-    rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
-    verdicts = decide(rule, outputs)
-    del outputs["expected_entropy"]
-    with pytest.raises(KeyError, match="expected_entropy"):
-        ResultBuilder(manifest).rows(outputs, rule, verdicts)
+def test_a_graph_without_an_output_that_results_contain_is_refused(
+    manifest: Manifest, outputs: dict[str, NDArray[Any]]
+) -> None:
+    with pytest.raises(BundleError, match="has no output expected_entropy"):
+        ResultBuilder(manifest, set(outputs) - {"expected_entropy"})

@@ -94,7 +94,9 @@ def _largest_errors(classes: int, display: Display) -> dict[str, float]:
     largest = dict.fromkeys(SCORES, 0.0)
     with display.bar(f"K = {classes}", len(cases)) as advance:
         for row, z in enumerate(cases):
-            for name, exact in exact_scores(z).items():
+            exact_values = exact_scores(z)
+            for name in SCORES:
+                exact = exact_values[name]
                 error = abs(mpmath.mpf(float(outputs[name][row])) - exact) / max(1, abs(exact))
                 largest[name] = max(largest[name], float(error))
             advance(1)

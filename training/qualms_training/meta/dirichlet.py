@@ -14,12 +14,12 @@ from qualms_training.meta.special_functions import digamma, gamma_terms, log_gam
 
 
 class DirichletScores(NamedTuple):
-    """Scores of Dir(α); the fields are graph outputs of the same names."""
+    """Scores of Dir(α); the fields are outputs of the graph, with the same names and in the same order."""
 
-    alpha: Tensor
-    """(N, K)"""
     probabilities: Tensor
     """(N, K), α / α_0"""
+    alpha: Tensor
+    """(N, K)"""
     entropy: Tensor
     """(N,), total: entropy of the expected categorical distribution"""
     max_probability: Tensor

@@ -1,33 +1,12 @@
 """The bundle's whole graph as one module, from pixels to class, α and every score."""
 
-from typing import NamedTuple
-
 from torch import Tensor, nn
 
 from qualms.bundle.manifest import Predictor
 from qualms.bundle.scores import FEATURE_SCORES
-from qualms_training.meta.dirichlet import scores
+from qualms_training.meta.dirichlet import DirichletScores, scores
 from qualms_training.meta.extractor import Extractor
 from qualms_training.meta.ood_scores import OodScores
-
-
-class GraphOutputs(NamedTuple):
-    """The outputs of every bundle, in the order and with the names of the ONNX file."""
-
-    prediction: Tensor
-    """(N,) int64"""
-    base_probabilities: Tensor
-    """(N, K), softmax of the frozen base"""
-    probabilities: Tensor
-    alpha: Tensor
-    entropy: Tensor
-    max_probability: Tensor
-    mutual_information: Tensor
-    differential_entropy: Tensor
-    precision: Tensor
-    log_precision: Tensor
-    expected_entropy: Tensor
-    error_probability: Tensor
 
 
 class BundleGraph(nn.Module):
@@ -48,21 +27,18 @@ class BundleGraph(nn.Module):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the outputs of `forward`."""
-        return GraphOutputs._fields + (() if self.ood_scores is None else FEATURE_SCORES)
+        """The names of the outputs of `forward`, in the order of the ONNX file."""
+        joined = () if self.ood_scores is None else FEATURE_SCORES
+        return ("prediction", "base_probabilities", *DirichletScores._fields, *joined)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """uint8 (N, H, W, C) to all outputs."""
         logits, taps = self.extractor(image)
         dirichlet = scores(self.meta_model(taps))
         source = logits if self.predicts_by == "base" else dirichlet.alpha
-        plain = GraphOutputs(
-            prediction=source.argmax(dim=-1),
-            base_probabilities=logits.softmax(dim=-1),
-            **dirichlet._asdict(),
-        )
+        plain = (source.argmax(dim=-1), logits.softmax(dim=-1), *dirichlet)
         if self.ood_scores is None:
-            return tuple(plain)
+            return plain
         return (*plain, *self.ood_scores(logits, dirichlet.mutual_information, taps))
 
     def named(self, image: Tensor) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from qualms_training.stages.context import RunContext
 from qualms_training.stages.features import features, noisy_fit_features
 
 FORMAT = 2
-"""of doubter.pt; a new number makes the stage run again in existing run folders"""
+"""format of the file ood_scores.pt, which holds the OOD scores; a new number makes the stage run again in existing run folders"""
 
 
 def run(context: RunContext) -> None:
@@ -60,7 +60,7 @@ def misclassified(context: RunContext, images: Features, labels: NDArray[np.int6
 def _load_or_fit(context: RunContext) -> OodScores:
     train, held_out = features(context, "train"), context.data.parts["fit"]
     model = OodScores([tap.shape[1] for tap in train.taps], len(context.data.classes), len(held_out.labels))
-    file = context.folder / "doubter.pt"
+    file = context.folder / "ood_scores.pt"
     if context.is_up_to_date("combine", inputs_fingerprint(context), file, context.folder / "combine.json"):
         load_weights(model, file)
     else:

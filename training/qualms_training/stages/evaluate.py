@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from qualms.bundle.file import Bundle, open_bundle, write_bundle
 from qualms.bundle.manifest import Evaluation
 from qualms.bundle.runtime import GraphRunner
+from qualms_training.data.noise import CORRUPTION
 from qualms_training.data.prepare import ood_sets
 from qualms_training.files import fingerprint, save_json
 from qualms_training.reporting.evaluation import evaluate, run_graph
@@ -20,7 +21,7 @@ def run(context: RunContext) -> None:
         context.check_may_run("calibrate")
     bundle = open_bundle(context.bundle_file)
     recipe, graph = context.recipe, bundle.manifest.graph_sha256
-    inputs = fingerprint(graph, context.data.record, recipe.data.model_dump(), recipe.report_targets)
+    inputs = fingerprint(graph, context.data.record, recipe.data.model_dump(), recipe.report_targets, CORRUPTION)
     if context.is_up_to_date("evaluate", inputs, context.folder / "evaluation.json") and bundle.manifest.evaluation:
         return
     context.check_may_run("evaluate")

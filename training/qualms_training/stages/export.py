@@ -45,4 +45,4 @@ def _inputs_fingerprint(context: RunContext) -> str:
     ood_scores = combine.ood_scores(context)
     identities = [identity(fit.fitted_meta(context)), None if ood_scores is None else identity(ood_scores)]
     parts = [fit.inputs_fingerprint(context), *identities]
-    return fingerprint(parts, context.recipe.prediction, OPSET, torch.__version__)
+    return fingerprint(parts, context.recipe.prediction, context.recipe.scores, OPSET, torch.__version__)

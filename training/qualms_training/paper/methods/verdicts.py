@@ -9,15 +9,13 @@ from qualms.bundle.scores import SCORES, as_uncertainty
 from qualms_training.meta.dirichlet import scores
 from qualms_training.paper.method import Verdict
 
-DIRICHLET_SCORES = ("entropy", "mutual_information", "differential_entropy", "precision")
+PAPER_SCORES = ("entropy", "mutual_information", "differential_entropy", "precision")
 
 
 def dirichlet_verdict(log_alpha: Tensor) -> Verdict:
     """The class with the largest α and the paper's five scores, from log α (N, K)."""
     values = scores(log_alpha)
-    uncertainty = {
-        name: as_uncertainty(getattr(values, name).numpy(), SCORES[name].direction) for name in DIRICHLET_SCORES
-    }
+    uncertainty = {name: as_uncertainty(getattr(values, name).numpy(), SCORES[name].direction) for name in PAPER_SCORES}
     uncertainty["max_probability"] = values.error_probability.double().numpy()
     return Verdict(log_alpha.argmax(dim=1).numpy(), dict(uncertainty))
 

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from qualms_training.data.synthetic import draw_shapes
 from qualms_training.paper.inputs import ImageInputs, Images
 from qualms_training.paper.method import ImageMethod, NotApplicableError, Verdict
-from qualms_training.paper.methods.verdicts import DIRICHLET_SCORES
+from qualms_training.paper.methods.verdicts import PAPER_SCORES
 from qualms_training.paper.methods.whole_network.aloe import ALOE
 from qualms_training.paper.methods.whole_network.be_bayesian import BeBayesian
 from qualms_training.paper.methods.whole_network.mc_dropout import MCDropout
@@ -24,7 +24,7 @@ Make = Callable[[], Any]
 
 METHODS_AND_SCORES: dict[str, tuple[Make, set[str]]] = {
     "mc-dropout": (lambda: MCDropout(epochs=2, samples=4, dropout=0.2), {"entropy", "mutual_information"}),
-    "be-bayesian": (lambda: BeBayesian(epochs=2), {*DIRICHLET_SCORES, "max_probability"}),
+    "be-bayesian": (lambda: BeBayesian(epochs=2), {*PAPER_SCORES, "max_probability"}),
     "aloe": (lambda: ALOE(epochs=2, lr=0.05, outlier_batch=16), {"max_probability"}),
     "postnet": (lambda: PostNet(epochs=2, lr=2e-2), {"precision", "max_probability"}),
 }
