@@ -1,4 +1,4 @@
-"""Read recipe-like TOML files, write files atomically, and fingerprint the inputs of a stage."""
+"""Read the TOML files of recipes and benchmarks, write files atomically, and fingerprint values."""
 
 import hashlib
 import json

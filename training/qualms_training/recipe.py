@@ -202,7 +202,8 @@ class Recipe(Section):
     meta: MetaSection
     operating: Operating = Operating()
     fuse: bool | None = None
-    """whether the bundle has the scores distance and fused; default: if the taps are pooled, as flattened ones are too wide"""
+    """whether the bundle has the scores distance and fused; by default only if the taps are pooled, because flattened taps
+    are too wide"""
     report_targets: list[Fraction] = [0.05, 0.01]
 
     @model_validator(mode="before")

@@ -34,8 +34,8 @@ def bench_graph(recipe_name: str, repeats: int, display: Display | None = None) 
     example = random_images(recipe, 2)
     with display.console.status("exporting"):
         graphs = {"base alone": to_onnx(BaseGraph(extractor), example, ["prediction", "base_probabilities"])}
-        without = BundleGraph(extractor, meta)
-        graphs["with meta-model"] = to_onnx(without, example, without.outputs)
+        not_fused = BundleGraph(extractor, meta)
+        graphs["with meta-model"] = to_onnx(not_fused, example, not_fused.outputs)
         if ood_scores is not None:
             fused = BundleGraph(extractor, meta, ood_scores=ood_scores)
             graphs["with fused score"] = to_onnx(fused, example, fused.outputs)

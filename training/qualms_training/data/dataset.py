@@ -1,4 +1,4 @@
-"""A data set in memory or as files, with one way to the model's input."""
+"""Labelled images, in memory or as files, and their preprocessing to a model's input."""
 
 import hashlib
 from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from qualms_training.errors import DataError
 
 SPLITS = ("train", "validation", "fit", "calibration")
-"""for: training of base and meta-model | early stopping | weights of the fused score | thresholds and p-values"""
+"""used for training of base and meta-model, early stopping, weights of the fused score, and thresholds and p-values"""
 
 
 def make_splits(n: int, sizes: Mapping[str, int], seed: int) -> dict[str, NDArray[np.int64]]:

@@ -30,9 +30,11 @@ from qualms_training.meta.extractor import Extractor
 from qualms_training.models import identity
 
 FORMAT = 1
-_HALF_MAX = 60_000.0
-_HALF_TYPICAL = 1e-3
-"""smallest median for half precision: it has its full eleven bits from 6e-5 on, and values spread below their median"""
+_MAX_HALF = 60_000.0
+"""largest absolute value of a tap that is stored in half precision"""
+_MIN_HALF_MEDIAN = 1e-3
+"""smallest median of such a tap: half precision has all of its eleven bits from 6e-5 on, and half of the values are below
+the median"""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def _write_arrays(
         logits_file[part] = logits.float().cpu().numpy()
         for index, (name, tap) in enumerate(zip(extractor.tapped.names, taps, strict=True)):
             largest = _largest(name, tap)
-            if files[index].dtype == np.float16 and largest > _HALF_MAX:
+            if files[index].dtype == np.float16 and largest > _MAX_HALF:
                 files[index] = _widened(paths[index], files[index])
             half = files[index].dtype == np.float16
             files[index][part] = (tap.half() if half else tap.float()).cpu().numpy()
@@ -192,7 +194,7 @@ def _create_for(path: Path, count: int, first: Tensor) -> Any:
     sizes = first.abs()
     nonzero = sizes[sizes > 0]
     typical = float(nonzero.median()) if len(nonzero) else 1.0
-    half = float(sizes.amax()) <= _HALF_MAX and typical >= _HALF_TYPICAL
+    half = float(sizes.amax()) <= _MAX_HALF and typical >= _MIN_HALF_MEDIAN
     return _create(path, (count, first.shape[1]), np.float16 if half else np.float32)
 
 

@@ -32,18 +32,18 @@ def learning_rate(
 
     def one_cycle(step: int) -> float:
         if step < rise:
-            return peak * (_FLOOR + (1 - _FLOOR) * (1 - _falling(step / rise)))
-        return peak * _falling((step - rise) / (total - rise))
+            return peak * (_FLOOR + (1 - _FLOOR) * (1 - _half_cosine(step / rise)))
+        return peak * _half_cosine((step - rise) / (total - rise))
 
     shapes: dict[ScheduleName, LearningRate] = {
         "constant": lambda _: peak,
         "steps": steps,
         "one-cycle": one_cycle,
-        "cosine": lambda step: peak * _falling(step / total),
+        "cosine": lambda step: peak * _half_cosine(step / total),
     }
     return shapes[schedule]
 
 
-def _falling(share: float) -> float:
+def _half_cosine(share: float) -> float:
     """Half a cosine from 1 to 0."""
     return 0.5 * (1 + math.cos(math.pi * share))

@@ -139,8 +139,8 @@ def _step(
     for group in optimizer.param_groups:
         group["lr"] = schedule.rate(step)
     # Dropout uses the global generator, augmentation its own; both are seeded by the step.
-    torch.manual_seed(_mix(schedule.seed, step))
-    generator = torch.Generator().manual_seed(_mix(schedule.seed + 1, step))
+    torch.manual_seed(_step_seed(schedule.seed, step))
+    generator = torch.Generator().manual_seed(_step_seed(schedule.seed + 1, step))
     value = loss(schedule.indices(step), generator)
     if not torch.isfinite(value):
         raise ModelError(f"The loss is {float(value.detach())} at step {step}; lower the learning rate.")
@@ -207,5 +207,5 @@ def _read(checkpoint: Path) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def _mix(seed: int, step: int) -> int:
+def _step_seed(seed: int, step: int) -> int:
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))

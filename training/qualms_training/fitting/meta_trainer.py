@@ -1,4 +1,4 @@
-"""Train the Dirichlet meta-model on cached features; the epoch with the best uncertainty on validation data wins."""
+"""Train the Dirichlet meta-model on cached features, and select the epoch with the best uncertainty on validation data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

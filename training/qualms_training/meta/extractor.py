@@ -31,7 +31,7 @@ class Normalise(nn.Module):
         self.register_buffer("shift", shift.float())
 
     def forward(self, images: Tensor) -> Tensor:
-        """The result is channels-last in memory, the fastest layout for convolutions on a CPU.
+        """Normalised images, channels-last in memory, which is the fastest layout for convolutions on a CPU.
 
         The permutation comes first because ONNX Runtime multiplies a plane by one number much faster than every pixel
         by three.

@@ -20,7 +20,7 @@ from qualms_training.meta.surprisal import Surprisal
 ROUNDS = 12
 ERRORS = "errors"
 MIN_ERRORS = 10
-"""wrong predictions (and right ones) needed to count the separation of errors"""
+"""smallest number of wrong predictions, and of correct ones, with which the separation of errors is measured"""
 
 Array = NDArray[np.float64]
 

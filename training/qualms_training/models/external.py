@@ -81,9 +81,9 @@ def _find_function(spec: str) -> Callable[..., object]:
 
 
 def _import_module(name: str) -> ModuleType:
-    """Import a module; a file in the working directory wins over an installed package of the same name.
+    """Import a module; a file in the working directory takes precedence over an installed package of the same name.
 
-    It does not win over the standard library and over packages that are already imported, which include our own.
+    It does not replace a module of the standard library or a package that is already imported, for example our own.
     """
     folder, package = Path.cwd(), name.partition(".")[0]
     if str(folder) not in sys.path:  # the script directory of a console script is not the working directory

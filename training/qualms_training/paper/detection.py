@@ -41,8 +41,8 @@ class Measurements(BaseModel):
     own_errors: Detections
     """detection of the method's own errors; empty if it makes none"""
     noise: dict[str, Detections] = {}
-    """detection of noisy validation images, by noise, and of errors among validation images, which design choices are
-    based on; empty for methods on images"""
+    """the basis of design choices: detection of noisy validation images, by noise, and of errors among validation images;
+    empty for methods on images"""
     base_errors: Detections
     """detection of the base's errors, which are the same images for every method; empty if there are none"""
 

@@ -29,7 +29,7 @@ from qualms_training.paper.methods.whole_network.postnet import PostNet
 
 Group = Literal["transfer", "paper", "ablation", "extension", "recent", "control"]
 """`transfer`: only in the paper's table of transfer; `paper`: in its other tables; `ablation`: its ablations;
-`extension`: our additions to the paper's method; `recent`: OOD scores in use today; `control`: must not work"""
+`extension`: our additions to the paper's method; `recent`: OOD scores in use today; `control`: should not separate the sets"""
 Form = Literal["published", "pooled"]
 
 PAPER_SCORE_NAMES = {

@@ -34,7 +34,7 @@ def _histograms(score: str, manifest: Manifest, outputs: Outputs, ood_outputs: M
         axes.set_yticks([])
         axes.spines[["top", "right", "left"]].set_visible(False)
         _draw_threshold(axes, score, manifest)
-    rows[-1].set_xlabel(f"{score} (dashed: flagged beyond, at a {manifest.operating.target_fpr:g} false-alarm rate)")
+    rows[-1].set_xlabel(f"{score} (dashed: flag threshold for a false-alarm rate of {manifest.operating.target_fpr:g})")
     figure.suptitle(f"{manifest.name} {manifest.version}: {score}")
     return figure
 

@@ -16,14 +16,15 @@ class FDBD(PostHocMethod):
         """Compute the mean training feature and the length of each boundary's normal vector."""
         self.mean = inputs.train.outputs.penultimate.mean(axis=0, dtype=np.float64)
         weight = inputs.head.weight
-        self.normals = np.linalg.norm(weight[:, None] - weight[None], axis=2)
-        np.fill_diagonal(self.normals, 1.0)  # avoids 0/0 for the predicted class itself, whose gap in `score` is 0
-        return int(self.mean.size + self.normals.size)
+        self.normal_lengths = np.linalg.norm(weight[:, None] - weight[None], axis=2)
+        # Avoid 0/0 for the predicted class itself, whose gap in `score` is 0.
+        np.fill_diagonal(self.normal_lengths, 1.0)
+        return int(self.mean.size + self.normal_lengths.size)
 
     def score(self, outputs: BaseOutputs) -> Verdict:
         """The base's classes and the negative relative distance to the boundaries."""
         chosen = outputs.predictions
         gaps = outputs.logits.max(axis=1, keepdims=True) - outputs.logits
-        boundary = (gaps / self.normals[chosen]).sum(axis=1) / (gaps.shape[1] - 1)
+        boundary = (gaps / self.normal_lengths[chosen]).sum(axis=1) / (gaps.shape[1] - 1)
         spread = np.linalg.norm(outputs.penultimate - self.mean, axis=1)
         return Verdict(chosen, {"boundary": -boundary / np.maximum(spread, np.finfo(np.float32).tiny)})

@@ -14,7 +14,7 @@ from qualms_training.recipe import Count, NotNegative, Positive
 class FineTune(PostHocMethod):
     """A new last layer, or the structure of the meta-model, trained for all epochs without early stopping.
 
-    The hyper-parameters are the paper's for transfer, which does not mention early stopping of these baselines.
+    The hyper-parameters are those of the paper's transfer experiment, which does not mention early stopping here.
     """
 
     structure: Literal["last-layer", "meta"] = "last-layer"

@@ -73,9 +73,9 @@ class LULA(PostHocMethod):
         return torch.cat([penultimate, extra, one], dim=1)
 
     def _train_units(self, inputs: PostHocInputs, count: int, prior: float) -> None:
-        clean = _some(_penultimate(inputs.validation.outputs), self.images, self.generator)
+        clean = _random_rows(_penultimate(inputs.validation.outputs), self.images, self.generator)
         copies = torch.cat([_penultimate(outputs) for outputs in inputs.noisy_validation])
-        outliers = _some(copies, self.images, self.generator)
+        outliers = _random_rows(copies, self.images, self.generator)
         steps = min(len(clean), len(outliers)) // BATCH or 1
         self.incoming.requires_grad_(True)
         adam = torch.optim.Adam([self.incoming], lr=self.lr)
@@ -136,7 +136,7 @@ def _penultimate(outputs: BaseOutputs) -> Tensor:
     return torch.from_numpy(outputs.penultimate.astype(np.float64))
 
 
-def _some(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def _random_rows(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return rows[torch.randperm(len(rows), generator=generator)[:count]]
 
 

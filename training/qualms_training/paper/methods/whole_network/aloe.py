@@ -129,8 +129,8 @@ class ALOE(ImageMethod):
         with _evaluating(self.model):
             for _ in range(self.steps):
                 point = (start + change).clamp(0, MAX_PIXEL).requires_grad_(True)
-                (slope,) = torch.autograd.grad(loss(self.model(normalise(point))), point)
-                change = (point.detach() + size * slope.sign() - start).clamp(-size, size)
+                (gradient,) = torch.autograd.grad(loss(self.model(normalise(point))), point)
+                change = (point.detach() + size * gradient.sign() - start).clamp(-size, size)
         return (start + change).clamp(0, MAX_PIXEL)
 
 
@@ -146,7 +146,7 @@ def joined(sets: list[Images]) -> Images:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Temporary evaluation mode, so that attacks do not change the statistics of batch normalisation."""
+    """Temporary evaluation mode, so that perturbing images does not change the statistics of batch normalisation."""
     was_training = model.training
     model.eval()
     try:
