@@ -21,7 +21,7 @@ from qualms_training.stages.context import RunContext
 from qualms_training.stages.features import features, noisy_fit_features
 
 FORMAT = 2
-"""format of the file ood_scores.pt, which holds the OOD scores; a new number makes the stage run again in existing run folders"""
+"""format of ood_scores.pt; a new number makes the stage run again in existing run folders"""
 
 
 def run(context: RunContext) -> None:
