@@ -101,6 +101,21 @@ def test_every_kind_of_image_gives_the_same_result(
         assert opened.predict(image) == expected, type(image)
 
 
+def test_a_pil_image_is_rotated_according_to_exif_as_its_file_is(
+    opened: Model, pixels: NDArray[np.uint8], encode: Encode
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # display it rotated by 90° clockwise
+    data = encode(np.ascontiguousarray(np.rot90(pixels)), exif=exif)
+    assert opened.predict(Image.open(io.BytesIO(data))) == opened.predict(data) == opened.predict(pixels)
+
+
+def test_a_pil_image_of_a_truncated_file_is_an_error(opened: Model, pixels: NDArray[np.uint8], encode: Encode) -> None:
+    truncated = encode(pixels, "BMP")[:-20]
+    with pytest.raises(ImageError, match=r"^images\[0\]: The image is damaged"):
+        opened.predict(Image.open(io.BytesIO(truncated)))
+
+
 def test_several_images_give_a_list_of_results_in_their_order(
     opened: Model, draw_images: Callable[[int, int], NDArray[np.uint8]], encode: Encode
 ) -> None:
