@@ -83,11 +83,11 @@ def inspect(
     json: Annotated[bool, typer.Option("--json", help="Print the whole manifest as JSON.")] = False,
 ) -> None:
     """Print the contents of a bundle's manifest; without MODEL, those of the embedded default."""
-    from qualms.bundle.embedded import resolve
+    from qualms.bundle.embedded import resolve_model
     from qualms.bundle.file import open_bundle
     from qualms.inspection import print_bundle
 
-    bundle = open_bundle(resolve(model))
+    bundle = open_bundle(resolve_model(model))
     if json:
         typer.echo(bundle.manifest.model_dump_json(indent=2))
     else:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import ImageOps
 from PIL.Image import Image
 
-from qualms.bundle.embedded import resolve
+from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import Bundle, open_bundle
 from qualms.bundle.manifest import Guarantee
 from qualms.bundle.runtime import GraphRunner, check_golden
@@ -38,7 +38,7 @@ def open_model(model: str | PathLike[str] | None = None, *, threads: int = 0) ->
 
     `threads` is the number of threads of ONNX Runtime; 0 lets it choose. The model runs on the CPU.
     """
-    return Model(open_bundle(resolve(None if model is None else fspath(model))), threads)
+    return Model(open_bundle(resolve_model(None if model is None else fspath(model))), threads)
 
 
 class Model:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from tests.docker.stack import DOCKER, DRIFT_ALERT, PROMETHEUS, dashboard_queries, missing_programs
 
-from qualms.bundle.embedded import resolve
+from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import open_bundle
 from qualms.decisions.flag import choose_flag_point, p_values
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
@@ -86,7 +86,7 @@ def test_every_alert_has_a_severity_annotations_and_a_runbook_section(alert: dic
 def exported_series() -> set[str]:
     """Return the names of all series that the service exports."""
     registry = CollectorRegistry()
-    bundle = open_bundle(resolve("demo"))
+    bundle = open_bundle(resolve_model("demo"))
     ServiceMetrics(registry, STATUSES, REASONS)
     ModelMetrics(registry, bundle, Decider(bundle.manifest).rule(DEFAULT_OPERATING_POINT), "CPUExecutionProvider")
     text = expose(registry, "")[0].decode()

@@ -37,7 +37,7 @@ from qualms.bundle.manifest import (
     GuaranteeResult,
     Manifest,
     OodResult,
-    Operating,
+    OperatingDefaults,
     Provenance,
 )
 from qualms.bundle.runtime import GraphRunner
@@ -143,7 +143,7 @@ def manifest(graph: bytes, runner: GraphRunner, draw_images: Callable[[int, int]
     uncertain = np.argsort(outputs["error_probability"])[-MISTAKES:]
     labels[uncertain] = (labels[uncertain] + 1) % len(CLASSES)
     inputs = golden.draw(SPEC)
-    operating = Operating()
+    operating = OperatingDefaults()
     return Manifest(
         name="tiny",
         version="1.2",

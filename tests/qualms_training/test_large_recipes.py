@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from qualms_training.bench.networks import random_images
+from qualms_training.bench.random_networks import random_images
 from qualms_training.fitting.base_trainer import train_base
 from qualms_training.fitting.feature_cache import cached_features
 from qualms_training.fitting.loop import Hooks
-from qualms_training.fitting.meta_trainer import StoppingData, outputs, train_meta
+from qualms_training.fitting.meta_trainer import StoppingData, head_outputs, train_meta
 from qualms_training.meta.extractor import Extractor, Normalise, build_reduce
 from qualms_training.meta.meta_model import PooledMeta, build_meta
 from qualms_training.meta.taps import Tapped
@@ -57,4 +57,4 @@ def test_base_and_meta_model_of_a_gpu_recipe_train_for_a_few_steps(
     )  # fmt: skip
     assert len(losses) == 2 * STEPS
     assert np.isfinite(losses).all()
-    assert outputs(model, features, CPU).shape == (IMAGES, classes)
+    assert head_outputs(model, features, CPU).shape == (IMAGES, classes)

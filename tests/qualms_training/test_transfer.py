@@ -26,8 +26,8 @@ from qualms_training.data import load
 from qualms_training.errors import ModelError, RecipeError
 from qualms_training.paper.command import make_tables
 from qualms_training.paper.definition import load_benchmark
-from qualms_training.paper.protocol import Protocol
-from qualms_training.paper.runner import Job, Result
+from qualms_training.paper.evaluation_protocol import Protocol
+from qualms_training.paper.runner import JobResult, MethodRun
 from qualms_training.recipe import Recipe, check_recipe, load_recipe
 from qualms_training.reporting.evaluation import evaluate_bundle
 from qualms_training.run import train_recipe
@@ -242,7 +242,7 @@ def test_the_table_has_the_methods_that_predict_and_no_row_for_the_base(folder: 
     assert {path.name for path in (out / "results").iterdir()} == {"fair"}
     keys = {path.name for path in (out / "results" / "fair").iterdir()}
     assert keys == {"fine-tune", "fine-tune-meta", "ours-pooled", "pixels"}
-    measured = Result.model_validate_json(Job("ours-pooled", 1, Protocol.fair).file(out).read_text()).measured
+    measured = JobResult.model_validate_json(MethodRun("ours-pooled", 1, Protocol.fair).file(out).read_text()).measured
     assert measured
     assert (measured.base_error_rate, measured.base_errors) == (None, {})
     assert measured.error_rate < 60

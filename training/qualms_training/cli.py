@@ -28,7 +28,7 @@ class Device(StrEnum):
 
 
 class ProtocolName(StrEnum):
-    """A protocol of the paper's tables, as defined in qualms_training.paper.protocol."""
+    """A protocol of the paper's tables, as defined in qualms_training.paper.evaluation_protocol."""
 
     fair = "fair"
     as_published = "as-published"
@@ -82,10 +82,10 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate a bundle on its test set and on OOD sets, and print the tables."""
-    from qualms.bundle.embedded import resolve
+    from qualms.bundle.embedded import resolve_model
     from qualms_training.reporting.evaluation import evaluate_bundle
 
-    evaluate_bundle(resolve(model), data, ood)
+    evaluate_bundle(resolve_model(model), data, ood)
 
 
 def calibrate(
@@ -103,12 +103,12 @@ def calibrate(
     ] = None,
 ) -> None:
     """Recalibrate a bundle on your own labelled, in-distribution images; torch is not needed."""
-    from qualms.bundle.embedded import available, resolve
+    from qualms.bundle.embedded import available, resolve_model
     from qualms_training.reporting.recalibration import recalibrate
 
     if out is None and model in available():
         raise typer.BadParameter(f"the embedded model {model} cannot be overwritten: give --out")
-    path = resolve(model)
+    path = resolve_model(model)
     recalibrate(path, data, out or path, name=name, target_fpr=target_fpr, target_risk=target_risk)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from qualms.bundle.manifest import Fraction, Name, Operating, Predictor, first_problem
+from qualms.bundle.manifest import Fraction, Name, OperatingDefaults, Predictor, first_problem
 from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
 from qualms.images.input_spec import InputSpec
 from qualms_training.data.noise import CORRUPTION, check_noise
@@ -200,7 +200,7 @@ class Recipe(Section):
     input: InputSection
     base: BaseSection
     meta: MetaSection
-    operating: Operating = Operating()
+    operating: OperatingDefaults = OperatingDefaults()
     fuse: bool | None = None
     """whether the bundle has the scores distance and fused; by default only if the taps are pooled, because flattened taps
     are too wide"""

@@ -17,10 +17,10 @@ from rich.progress import Progress
 
 from qualms.bench.closed_loop import BuiltInClient, LoadGenerator, LoadResult, default_generator, median
 from qualms.bench.machine_limit import Limit, LimitMeter
-from qualms.bench.processes import HOST, BenchError, choose_cores, get, pinned, server, terminable
-from qualms.bench.report import Row, print_breakdown, print_comparison
+from qualms.bench.processes import HOST, BenchError, choose_cores, exit_on_sigterm, get, pinned, server
 from qualms.bench.sample_images import draw_pngs
-from qualms.bundle.embedded import resolve
+from qualms.bench.tables import ComparisonRow, print_breakdown, print_comparison
+from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import Bundle, open_bundle
 from qualms.images.input_spec import InputSpec
 from qualms.settings import load_settings
@@ -51,14 +51,14 @@ def compare(
     profile: bool = False,
     generator: LoadGenerator | None = None,
     console: Console | None = None,
-) -> list[Row]:
+) -> list[ComparisonRow]:
     """Measure and print; `target` is a bundle's path, an embedded model's name, or the URL of a running service.
 
     A running service is compared with the limit and the plain server only if its `bundle` is given.
     """
     generator, console = generator or default_generator(), console or Console()
     sizes = sorted(set(concurrencies))
-    with terminable(), _set_up(target, bundle) as setup:
+    with exit_on_sigterm(), _set_up(target, bundle) as setup:
         console.print(_conditions(setup, generator))
         rows = _measure(setup, generator, sizes, seconds, rounds, console)
         print_comparison(rows, console)
@@ -80,7 +80,7 @@ def _set_up(target: str | None, given: str | None) -> Iterator[_Setup]:
         spec, _ = _served_model(url)
         yield _Setup(url, None, None, draw_pngs(spec), server_core, load_core)
         return
-    bundle = open_bundle(resolve(given or target))
+    bundle = open_bundle(resolve_model(given or target))
     if url is not None:
         _check_digest(url, bundle)
     path, files = str(bundle.path.resolve()), draw_pngs(bundle.manifest.input)
@@ -96,7 +96,7 @@ def _set_up(target: str | None, given: str | None) -> Iterator[_Setup]:
 
 def _measure(
     setup: _Setup, generator: LoadGenerator, sizes: Sequence[int], seconds: float, rounds: int, console: Console
-) -> list[Row]:
+) -> list[ComparisonRow]:
     """Measure limit, service and plain server alternately, `rounds` times at each concurrency."""
     limits: dict[int, list[Limit]] = {size: [] for size in sizes}
     loads: dict[tuple[str, int], list[LoadResult]] = {}
@@ -119,7 +119,7 @@ def _measure(
                     loads.setdefault((url, size), []).append(load)
                 progress.update(task, advance=1, refresh=True)
     return [
-        Row(
+        ComparisonRow(
             concurrency=size,
             ours=median(loads[setup.ours, size]),
             plain=None if setup.plain is None else median(loads[setup.plain, size]),

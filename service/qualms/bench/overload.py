@@ -17,9 +17,9 @@ from rich.table import Table
 
 from qualms.bench.closed_loop import Connection, LoadResult, median, run_closed_loop
 from qualms.bench.open_loop import OpenLoopResult, run_open_loop
-from qualms.bench.processes import HOST, BenchError, ServerProcess, choose_cores, pinned, server, terminable
+from qualms.bench.processes import HOST, BenchError, ServerProcess, choose_cores, exit_on_sigterm, pinned, server
 from qualms.bench.sample_images import draw_pngs
-from qualms.bundle.embedded import resolve
+from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import open_bundle
 
 _FACTOR = 3.0
@@ -72,7 +72,7 @@ class OverloadResult:
         return self.offered.in_time / self.offered.busy_seconds
 
     @property
-    def of_capacity(self) -> float:
+    def share_of_capacity(self) -> float:
         """Goodput as a share of capacity."""
         return self.goodput / self.capacity
 
@@ -92,7 +92,7 @@ class OverloadResult:
         return float(np.median(values[:quarter])), float(np.median(values[-quarter:]))
 
     @property
-    def kept_rate(self) -> bool:
+    def generator_kept_up(self) -> bool:
         """Whether the load generator was fast enough to send the due requests."""
         offered = self.offered
         return offered.sent >= _MIN_SENT * (offered.sent + offered.skipped_late + offered.skipped_no_connection)
@@ -103,7 +103,7 @@ class OverloadResult:
         offered, memory = self.offered, self.memory
         return {
             "admitted requests' p99 is within the deadline": self.admitted_in_time >= _MIN_IN_TIME,
-            f"goodput is at least {_MIN_GOODPUT:g} of capacity": self.of_capacity >= _MIN_GOODPUT,
+            f"goodput is at least {_MIN_GOODPUT:g} of capacity": self.share_of_capacity >= _MIN_GOODPUT,
             "all other requests get 429 with a usable Retry-After": (
                 not offered.other_statuses
                 and not offered.unanswered
@@ -129,11 +129,11 @@ def run_overload(
     if model is not None and "://" in model:
         raise BenchError(f"--overload starts its own service; it accepts a bundle or a model's name, not {model!r}.")
     console = console or Console()
-    bundle = open_bundle(resolve(model))
+    bundle = open_bundle(resolve_model(model))
     files, path = draw_pngs(bundle.manifest.input), str(bundle.path.resolve())
     server_core, load_core = choose_cores()
     serve = server(lambda port: ["qualms", "serve", path, "--host", HOST, "--port", str(port)], server_core)
-    with terminable(), serve as service, pinned(load_core):
+    with exit_on_sigterm(), serve as service, pinned(load_core):
         result = measure(service, files, seconds, deadline, idle_seconds)
     print_overload(result, console)
     if server_core is not None and server_core == load_core:
@@ -222,7 +222,7 @@ def print_overload(result: OverloadResult, console: Console) -> None:
         table.add_row(name, value)
     console.print(table)
     offered = result.offered
-    if not result.kept_rate:
+    if not result.generator_kept_up:
         console.print(
             f"The load generator could not keep the rate: {offered.skipped_late:,} requests were not sent because it was "
             f"behind, {offered.skipped_no_connection:,} because all {offered.peak_connections:,} connections were busy."
@@ -253,7 +253,7 @@ def _figures(result: OverloadResult) -> list[tuple[str, str]]:
             f"{offered.sent / seconds:,.0f}/s, {offered.sent / seconds / result.capacity:.2f} × capacity; "
             f"{offered.peak_connections:,} connections; lag p99 {_milliseconds(offered.lags, 99)}",
         ),
-        ("good in time", f"{result.goodput:,.0f}/s, {result.of_capacity:.2f} of capacity"),
+        ("good in time", f"{result.goodput:,.0f}/s, {result.share_of_capacity:.2f} of capacity"),
         ("admitted, in time", f"{result.admitted_in_time:.2%} of those not refused"),
         (
             "good replies",

@@ -11,7 +11,7 @@ import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request
 
-from qualms.bundle.embedded import resolve
+from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import Bundle, open_bundle
 from qualms.decisions.results import Result, ResultBuilder
 from qualms.decisions.verdicts import Decider, decide
@@ -48,7 +48,7 @@ def create_app(bundle: Bundle, device: Device = "cpu") -> FastAPI:
 
 def main(model: str, port: str) -> None:
     """Serve on the loopback interface until a signal arrives."""
-    bundle = open_bundle(resolve(model))
+    bundle = open_bundle(resolve_model(model))
     app = create_app(bundle, load_settings().device)
     uvicorn.run(app, host="127.0.0.1", port=int(port), access_log=False, log_level="warning")
 

@@ -121,7 +121,7 @@ def get(url: str, timeout: float = 5.0) -> bytes:
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
+def exit_on_sigterm() -> Iterator[None]:
     """Make SIGTERM unwind the stack like Ctrl-C, so that started processes are ended."""
     if threading.current_thread() is not threading.main_thread():
         yield

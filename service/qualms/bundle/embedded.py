@@ -13,7 +13,7 @@ def available() -> list[str]:
     return sorted(path.stem for path in _folder().glob("*.onnx"))
 
 
-def resolve(model: str | None) -> Path:
+def resolve_model(model: str | None) -> Path:
     """Path of the embedded model of this name (the default model for None), or `model` itself as a path."""
     name = model or DEFAULT
     embedded = _folder() / f"{name}.onnx"

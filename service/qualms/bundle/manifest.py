@@ -22,7 +22,7 @@ Predictor = Literal["base", "meta"]
 """Model whose class is served: the base model, or the meta-model (transfer)."""
 
 
-class Part(BaseModel):
+class ManifestPart(BaseModel):
     """Base class of all parts of the manifest: immutable, finite numbers only, no unknown fields."""
 
     model_config = ConfigDict(
@@ -30,7 +30,7 @@ class Part(BaseModel):
     )
 
 
-class Operating(Part):
+class OperatingDefaults(ManifestPart):
     """The default operating point."""
 
     score: str = DEFAULT_FLAG_SCORE
@@ -40,7 +40,7 @@ class Operating(Part):
     target_risk: Fraction = 0.01
 
 
-class Trust(Part):
+class TrustCounts(ManifestPart):
     """Candidate thresholds of the trust score from the fit split, with counts on the calibration split."""
 
     levels: Float32Array
@@ -64,7 +64,7 @@ class Trust(Part):
         return self
 
 
-class Calibration(Part):
+class Calibration(ManifestPart):
     """Scores of the exported graph on images that were not used to train the base or the meta-model."""
 
     n: int = Field(gt=0)
@@ -73,7 +73,7 @@ class Calibration(Part):
     data_sha256: Sha256
     scores: dict[str, Float32Array]
     """by score: (n,) ascending raw values"""
-    trust: Trust
+    trust: TrustCounts
 
     @model_validator(mode="after")
     def _check_scores(self) -> Self:
@@ -85,7 +85,7 @@ class Calibration(Part):
         return self
 
 
-class Reference(Part):
+class Reference(ManifestPart):
     """Distribution of scores and classes on in-distribution images, to compare live traffic with."""
 
     levels: list[float] = Field(min_length=1)
@@ -104,7 +104,7 @@ class Reference(Part):
         return self
 
 
-class Golden(Part):
+class Golden(ManifestPart):
     """Outputs of the exported graph on the golden inputs (`qualms.bundle.golden`)."""
 
     count: int = Field(gt=0, le=64)
@@ -112,7 +112,7 @@ class Golden(Part):
     outputs: dict[str, Float32Array] = Field(min_length=1)
 
 
-class Provenance(Part):
+class Provenance(ManifestPart):
     """Everything needed to reproduce the model."""
 
     created: str
@@ -126,7 +126,7 @@ class Provenance(Part):
     data: dict[str, Any]
 
 
-class OodResult(Part):
+class OodResult(ManifestPart):
     """How well one score separates one OOD set from the in-distribution test set, in percent."""
 
     data: str
@@ -138,7 +138,7 @@ class OodResult(Part):
     n_ood: int
 
 
-class ErrorResult(Part):
+class ErrorResult(ManifestPart):
     """How well one score separates wrong predictions from correct ones, in percent."""
 
     score: str
@@ -146,7 +146,7 @@ class ErrorResult(Part):
     aupr: float
 
 
-class GuaranteeResult(Part):
+class GuaranteeResult(ManifestPart):
     """A guaranteed rate as measured on held-out in-distribution data."""
 
     promise: Literal["false_alarm_rate", "selective_risk"]
@@ -156,7 +156,7 @@ class GuaranteeResult(Part):
     n: int
 
 
-class Evaluation(Part):
+class Evaluation(ManifestPart):
     """Results on test data that were not used for any choice."""
 
     protocol: Literal["fair", "as-published"] = "fair"
@@ -173,7 +173,7 @@ class Evaluation(Part):
     realised: list[GuaranteeResult]
 
 
-class Manifest(Part):
+class Manifest(ManifestPart):
     """The whole manifest."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -183,7 +183,7 @@ class Manifest(Part):
     input: InputSpec
     prediction: Predictor = "base"
     scores: dict[str, ScoreSpec]
-    operating: Operating
+    operating: OperatingDefaults
     calibration: Calibration
     reference: Reference
     golden: Golden

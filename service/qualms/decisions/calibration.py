@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qualms.bundle.manifest import Calibration, Reference, Trust
+from qualms.bundle.manifest import Calibration, Reference, TrustCounts
 from qualms.bundle.scores import ScoreSpec, as_uncertainty
-from qualms.decisions.trust import tally
+from qualms.decisions.trust import count_accepted
 from qualms.errors import DataError
 
 REFERENCE_LEVELS = (0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
@@ -48,14 +48,14 @@ def calibrate(
             raise DataError(f"{non_finite} of {len(labels)} calibration images have no finite {name}.")
     levels, thresholds = grid
     uncertainty = as_uncertainty(outputs[trust_score], scores[trust_score].direction)
-    accepted, errors = tally(uncertainty, outputs["prediction"] != labels, thresholds)
+    accepted, errors = count_accepted(uncertainty, outputs["prediction"] != labels, thresholds)
     return Calibration(
         n=len(labels),
         split=split,
         data=data,
         data_sha256=data_sha256,
         scores={name: np.sort(outputs[name].astype(np.float32)) for name in scores},
-        trust=Trust(
+        trust=TrustCounts(
             levels=levels,
             thresholds=thresholds,
             accepted=[int(count) for count in accepted],

@@ -19,7 +19,7 @@ from qualms.bundle.runtime import Outputs
 from qualms.decisions.verdicts import Rule, Verdicts
 from qualms.errors import BundleError
 
-Row: TypeAlias = tuple[Any, ...]
+ResultRow: TypeAlias = tuple[Any, ...]
 """the values of one result in the order of its fields, without nesting"""
 
 
@@ -127,7 +127,7 @@ class ResultBuilder:
         if missing := sorted(needed - set(output_names)):
             raise BundleError(f"The graph of {manifest.name} has no output {missing[0]}, which every result contains.")
 
-    def rows(self, outputs: Outputs, rule: Rule, verdicts: Verdicts) -> list[Row]:
+    def rows(self, outputs: Outputs, rule: Rule, verdicts: Verdicts) -> list[ResultRow]:
         """One row per image; float32 values stay NumPy scalars, so that they are printed with float32 precision."""
         columns = {**outputs, **self.columns(outputs, rule, verdicts)}
         return list(zip(*(columns[name] for name in _layout(rule.refusal is None)[0]), strict=False))
@@ -157,13 +157,13 @@ class ResultBuilder:
         }
 
     @staticmethod
-    def nested(rule: Rule) -> Callable[[Row], dict[str, Any]]:
+    def nested(rule: Rule) -> Callable[[ResultRow], dict[str, Any]]:
         """A function that nests a row as `Result` does, for JSON."""
         return _layout(rule.refusal is None)[1]
 
 
 @cache
-def _layout(without_refusal: bool) -> tuple[list[str], Callable[[Row], dict[str, Any]]]:
+def _layout(without_refusal: bool) -> tuple[list[str], Callable[[ResultRow], dict[str, Any]]]:
     """The columns of a row, which are names of graph outputs or paths of fields; and a function that nests a row.
 
     The function is compiled from `Result`, as a dataclass's methods are: that is four times as fast as nesting by loops.

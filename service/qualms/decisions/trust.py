@@ -67,7 +67,7 @@ class TrustPoint:
         return float(as_uncertainty(self.threshold, self.direction))
 
 
-def tally(
+def count_accepted(
     uncertainty: npt.NDArray[np.floating[Any]],
     wrong: npt.NDArray[np.bool_],
     thresholds: npt.NDArray[np.floating[Any]],

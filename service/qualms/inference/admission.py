@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Callable
 
-from qualms.inference.batch import Batch, Runner
+from qualms.inference.batch import Batch, BatchEngine
 
 PAUSE_SECONDS = 0.01
 """longest pause of the event loop"""
@@ -25,7 +25,7 @@ class Admission:
     """Predicts when a request would be answered. Counts rows (images), not requests."""
 
     def __init__(
-        self, engine: Runner, in_progress: Callable[[], int], decode_threads: int, clock: Callable[[], float]
+        self, engine: BatchEngine, in_progress: Callable[[], int], decode_threads: int, clock: Callable[[], float]
     ) -> None:
         """`in_progress` returns the number of requests that were read and are not answered yet."""
         self._engine = engine

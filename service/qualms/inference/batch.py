@@ -23,7 +23,7 @@ class Draining(Exception):  # noqa: N818
     """The service is stopping and accepts no new requests."""
 
 
-class Runner(Protocol):
+class BatchEngine(Protocol):
     """The part of an engine that the queue uses."""
 
     cost: CostCurve
@@ -48,7 +48,7 @@ class Job:
     rows: int
     deadline: float
     """on the batcher's clock"""
-    gone: Callable[[], bool]
+    disconnected: Callable[[], bool]
     """whether the client has disconnected"""
     done: Done
     queued: float
@@ -56,9 +56,9 @@ class Job:
     decode_seconds: float = 0.0
     dropped_for: Expired | ClientDisconnected | None = None
 
-    def dead(self, ends: float) -> bool:
+    def check_dropped(self, ends: float) -> bool:
         """Whether the client has disconnected or the deadline is before `ends`; sets `dropped_for` to the reason."""
-        if self.gone():
+        if self.disconnected():
             self.dropped_for = ClientDisconnected()
         elif self.deadline < ends:
             self.dropped_for = Expired()
@@ -99,7 +99,7 @@ class Answer:
     decode_seconds: float = 0.0
 
 
-def run_jobs(jobs: list[Job], engine: Runner, clock: Callable[[], float] = time.monotonic) -> Batch:
+def run_jobs(jobs: list[Job], engine: BatchEngine, clock: Callable[[], float] = time.monotonic) -> Batch:
     """Run the images of all jobs, in several runs if one request has more rows than `max_batch`."""
     images, max_batch = _stack(jobs), engine.max_batch
     parts, runs = list[list[NDArray[Any]]](), list[tuple[int, float]]()

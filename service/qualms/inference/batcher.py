@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from qualms.inference.admission import PAUSE_SECONDS, Admission, LoopPause
-from qualms.inference.batch import Answer, Batch, Decode, Done, Draining, Job, Runner, run_jobs
+from qualms.inference.batch import Answer, Batch, BatchEngine, Decode, Done, Draining, Job, run_jobs
 from qualms.inference.cpu import yield_to_other_threads
 
 SHORT_SECONDS = 0.005
@@ -28,7 +28,7 @@ class Batcher:
 
     def __init__(
         self,
-        engine: Runner,
+        engine: BatchEngine,
         *,
         on_batch: Callable[[Batch], None] = lambda _: None,
         short_seconds: float = SHORT_SECONDS,
@@ -93,9 +93,9 @@ class Batcher:
             self._pause.schedule(self._loop)
         return seconds
 
-    def queue(self, decode: Decode, rows: int, deadline: float, gone: Callable[[], bool], done: Done) -> None:
+    def queue(self, decode: Decode, rows: int, deadline: float, disconnected: Callable[[], bool], done: Done) -> None:
         """Queue `rows` images that were admitted; `done` is called once."""
-        job = Job(decode, rows, deadline, gone, done, self._clock())
+        job = Job(decode, rows, deadline, disconnected, done, self._clock())
         idle, in_progress = self._thread_idle and not self.admission.rows_waiting, self._in_progress()
         if idle and in_progress <= 1:
             self.admission.idle()
@@ -163,7 +163,7 @@ class Batcher:
 
         A job that is dropped or fails is answered here, and its `waiting_rows` are removed from the queue.
         """
-        if job.dead(now):
+        if job.check_dropped(now):
             assert job.dropped_for is not None
             self._end(job, job.dropped_for, waiting_rows)
             return False
@@ -218,12 +218,12 @@ class Batcher:
         dropped: list[Job] = []
         while self._ready:
             job = self._ready[0]
-            dead = job.dead(ends)
-            if not dead and taken and rows + job.rows > self._engine.max_batch:
+            drop = job.check_dropped(ends)
+            if not drop and taken and rows + job.rows > self._engine.max_batch:
                 break
             self._ready.popleft()
             self.admission.rows_waiting -= job.rows
-            if dead:
+            if drop:
                 dropped.append(job)
             else:
                 taken.append(job)

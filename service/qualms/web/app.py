@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from qualms.bundle.embedded import resolve
+from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import Bundle, open_bundle
 from qualms.errors import QualmsError
 from qualms.images.preprocess import warm_up
@@ -50,7 +50,7 @@ def create_app(
     metrics = ServiceMetrics(registry, STATUSES, REASONS)
     decode_threads = settings.decode_threads or available_cores()
     pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="qualms-decode")
-    bundle = open_bundle(resolve(settings.model))
+    bundle = open_bundle(resolve_model(settings.model))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

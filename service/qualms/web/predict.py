@@ -139,10 +139,10 @@ class PredictCall:
     __slots__ = (
         "_decode_seconds",
         "_disconnected",
+        "_finished",
         "_handler",
         "_headers",
         "_model",
-        "_over",
         "_point",
         "_respond",
         "_started",
@@ -163,7 +163,7 @@ class PredictCall:
         self._respond = respond
         self._started = time.monotonic()
         self._decode_seconds = 0.0
-        self._over = False
+        self._finished = False
         self._point = DEFAULT_OPERATING_POINT
         self.id = parse_request_id(headers)
         self.timeout = 0.0
@@ -201,7 +201,7 @@ class PredictCall:
 
     def fail(self, error: BaseException) -> None:
         """Answer with the problem that corresponds to an error."""
-        if self._over:
+        if self._finished:
             return
         if isinstance(error, ClientDisconnected):
             self._finish(CLIENT_CLOSED_REQUEST, None, None)
@@ -237,7 +237,7 @@ class PredictCall:
 
     def _queue(self, inputs: list[ImageInput], admitted_rows: int = 0) -> None:
         """Queue images; small ones are decoded when the batcher takes them."""
-        if self._over:
+        if self._finished:
             return
         if self._point is not DEFAULT_OPERATING_POINT:
             self._model.decider.rule(self._point)  # an unsupported operating point costs no inference
@@ -249,10 +249,10 @@ class PredictCall:
         max_pixels = min(INLINE_PIXELS, self._handler.settings.max_pixels)
         decode = partial(decode_images, inputs, self._model.bundle.manifest.input, max_pixels)
         done = partial(self._decoded_inline, inputs)
-        self._model.batcher.queue(decode, len(inputs), self._started + self.timeout, self._gone, done)
+        self._model.batcher.queue(decode, len(inputs), self._started + self.timeout, self._is_disconnected, done)
 
     def _decoded_inline(self, inputs: list[ImageInput], result: Answer | Exception) -> None:
-        if self._over or not isinstance(result, Problem) or result.kind is not Kind.TOO_LARGE:
+        if self._finished or not isinstance(result, Problem) or result.kind is not Kind.TOO_LARGE:
             self._done(result)
             return
         try:  # an image has too many pixels for the event loop
@@ -269,8 +269,8 @@ class PredictCall:
         def decoded(result: tuple[list[NDArray[np.uint8]], float]) -> None:
             images, self._decode_seconds = result
             admission.decode_ended(rows, self._decode_seconds)
-            if not self._over and self._admit(rows):
-                self._model.batcher.queue(lambda: images, rows, deadline, self._gone, self._done)
+            if not self._finished and self._admit(rows):
+                self._model.batcher.queue(lambda: images, rows, deadline, self._is_disconnected, self._done)
 
         work = partial(_timed_decode, inputs, spec, max_pixels, deadline)
         self._in_pool(work, decoded, lambda: admission.decode_ended(rows, None))
@@ -294,12 +294,12 @@ class PredictCall:
 
         asyncio.get_running_loop().run_in_executor(self._handler.pool, work).add_done_callback(finished)
 
-    def _gone(self) -> bool:
-        return self._over or self._disconnected()
+    def _is_disconnected(self) -> bool:
+        return self._finished or self._disconnected()
 
     def _done(self, result: Answer | Exception) -> None:
         """Write the reply to a request whose images were run."""
-        if self._over:
+        if self._finished:
             return
         if isinstance(result, Exception):
             self.fail(result)
@@ -321,7 +321,7 @@ class PredictCall:
         self._model.count_answer(result.waited, decode_seconds)  # after the reply was sent
 
     def _finish(self, status: int, kind: Kind | None, reply: Reply | None) -> None:
-        self._over = True
+        self._finished = True
         if reply is not None and self._handler.state.draining:
             reply.headers.extend(self._handler.state.closing_headers)
         self._respond(reply)

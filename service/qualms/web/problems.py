@@ -210,22 +210,22 @@ async def send_reply(send: Send, reply: Reply, extra_headers: Iterable[tuple[byt
 
 def overloaded_reply(retry_after: int, request_id: str) -> Reply:
     """The reply of `Problem.overloaded`, from a template: a refusal must cost much less than an answer."""
-    head, template, padding = _overloaded_template(retry_after)
+    head, template, fixed_length = _overloaded_template(retry_after)
     given = request_id.encode()
-    body = template.replace(_ANY_ID, given)
-    length = (b"content-length", b"%d" % (padding + 2 * len(given)))
+    body = template.replace(_ID_PLACEHOLDER, given)
+    length = (b"content-length", b"%d" % (fixed_length + 2 * len(given)))
     return Reply(Kind.OVERLOADED.status, [*head, length, (b"x-request-id", given)], body)
 
 
-_ANY_ID = b"<id>"
+_ID_PLACEHOLDER = b"<id>"
 
 
 @lru_cache(maxsize=64)
 def _overloaded_template(retry_after: int) -> tuple[list[tuple[bytes, bytes]], bytes, int]:
     """Headers that do not depend on the request id, the body with a placeholder, and its length without the two ids."""
-    reply = Problem.overloaded(retry_after).reply(_ANY_ID.decode())
+    reply = Problem.overloaded(retry_after).reply(_ID_PLACEHOLDER.decode())
     head = [header for header in reply.headers if header[0] not in (b"content-length", b"x-request-id")]
-    return head, reply.body, len(reply.body) - 2 * len(_ANY_ID)
+    return head, reply.body, len(reply.body) - 2 * len(_ID_PLACEHOLDER)
 
 
 def quoted(text: str) -> str:

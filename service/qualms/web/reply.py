@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Predictor
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
-from qualms.decisions.results import ReplyPart, Result, ResultBuilder, Row
+from qualms.decisions.results import ReplyPart, Result, ResultBuilder, ResultRow
 from qualms.decisions.verdicts import Decider, Rule, Verdicts, decide
 from qualms.inference.batch import Answer, Batch
 
@@ -107,7 +107,7 @@ class ReplyWriter:
     def write(self, answer: Answer, point: OperatingPoint, request_id: str) -> bytes:
         """The JSON body for one request."""
         rule, verdicts = self.verdicts(answer.batch, point)
-        rows: list[Row] | None = answer.batch.cache.get(("rows", point))
+        rows: list[ResultRow] | None = answer.batch.cache.get(("rows", point))
         if rows is None:
             rows = self._builder.rows(self.outputs(answer.batch), rule, verdicts)
             answer.batch.cache["rows", point] = rows

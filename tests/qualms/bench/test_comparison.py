@@ -33,8 +33,8 @@ from qualms.bench.closed_loop import (
 from qualms.bench.comparison import compare
 from qualms.bench.machine_limit import LimitMeter
 from qualms.bench.processes import HOST, BenchError, choose_cores, free_port, pinned, server
-from qualms.bench.report import Row, print_comparison
 from qualms.bench.sample_images import draw_pngs
+from qualms.bench.tables import ComparisonRow, print_comparison
 from qualms.bundle.file import open_bundle
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
 from qualms.decisions.verdicts import Decider
@@ -389,9 +389,9 @@ def test_the_median_is_taken_per_figure_and_errors_are_summed() -> None:
 def test_ratios_to_the_limit_and_to_the_plain_server(bundle_file: Path) -> None:
     bundle = open_bundle(bundle_file)
     limit = LimitMeter(bundle, draw_pngs(bundle.manifest.input, 1)).measure(1, 0.01)
-    row = Row(1, LoadResult(100, 0.002, 0.003, 0), LoadResult(50, 0.004, 0.005, 0), limit)
-    assert row.of_limit == pytest.approx(100 / limit.images_per_second)
-    assert (row.of_plain, row.p50_of_plain) == (2, 0.5)
+    row = ComparisonRow(1, LoadResult(100, 0.002, 0.003, 0), LoadResult(50, 0.004, 0.005, 0), limit)
+    assert row.share_of_limit == pytest.approx(100 / limit.images_per_second)
+    assert (row.throughput_ratio, row.latency_ratio) == (2, 0.5)
     console = string_console()
     print_comparison([row], console)
     assert "At concurrency 1: p50 is 0.50 of the plain server's." in text_of(console)

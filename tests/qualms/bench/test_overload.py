@@ -176,7 +176,7 @@ def overloaded(**changes: Any) -> OverloadResult:
 def test_all_checks_pass_for_a_good_result() -> None:
     result = overloaded()
     assert all(result.checks.values())
-    assert (result.goodput, result.of_capacity, result.admitted_in_time) == (90.0, 0.9, 1.0)
+    assert (result.goodput, result.share_of_capacity, result.admitted_in_time) == (90.0, 0.9, 1.0)
     text = printed(result)
     for words in ("6 of 6 checks passed", "0.90 of capacity", "1 to 2 s", "0.40 of the deadline", "4 of 4 polls"):
         assert words in text

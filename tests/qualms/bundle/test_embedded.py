@@ -19,13 +19,13 @@ each_model = pytest.mark.parametrize("name", MODELS)
 
 
 def test_mnist_is_the_default_model() -> None:
-    assert embedded.resolve(None) == embedded.resolve("mnist")
+    assert embedded.resolve_model(None) == embedded.resolve_model("mnist")
     assert set(embedded.available()) == {*MODELS, "demo"}
 
 
 @each_model
 def test_an_embedded_model_is_small_verified_and_evaluated(name: str) -> None:
-    path = embedded.resolve(name)
+    path = embedded.resolve_model(name)
     bundle = open_bundle(path)
     max_bytes, ood_sets, _ = MODELS[name]
     assert path.stat().st_size <= max_bytes
@@ -38,7 +38,7 @@ def test_an_embedded_model_is_small_verified_and_evaluated(name: str) -> None:
 
 @each_model
 def test_an_embedded_model_meets_both_guarantees_on_its_test_set(name: str) -> None:
-    manifest = open_bundle(embedded.resolve(name)).manifest
+    manifest = open_bundle(embedded.resolve_model(name)).manifest
     assert (flag_point(manifest).guarantee, flag_point(manifest).score) == ("confident", "fused")
     assert trust_point(manifest).accepted > MODELS[name][2]
     assert manifest.evaluation is not None
@@ -49,7 +49,7 @@ def test_an_embedded_model_meets_both_guarantees_on_its_test_set(name: str) -> N
 
 @each_model
 def test_the_fused_score_has_the_best_worst_case_auroc(name: str) -> None:
-    evaluation = open_bundle(embedded.resolve(name)).manifest.evaluation
+    evaluation = open_bundle(embedded.resolve_model(name)).manifest.evaluation
     assert evaluation is not None
     worst = {
         score: min(row.auroc for row in evaluation.ood if row.score == score and not row.data.endswith("(itself)"))
@@ -61,7 +61,7 @@ def test_the_fused_score_has_the_best_worst_case_auroc(name: str) -> None:
 
 @each_model
 def test_the_calibration_images_are_a_split_of_their_own(name: str) -> None:
-    manifest = open_bundle(embedded.resolve(name)).manifest
+    manifest = open_bundle(embedded.resolve_model(name)).manifest
     assert manifest.calibration.split == "calibration"
     sizes = manifest.provenance.data["splits"][0]["sizes"]
     assert sizes["calibration"] == manifest.calibration.n
@@ -71,20 +71,20 @@ def test_the_calibration_images_are_a_split_of_their_own(name: str) -> None:
 def test_a_path_resolves_to_itself(tmp_path: Path) -> None:
     file = tmp_path / "mine.onnx"
     file.touch()
-    assert embedded.resolve(str(file)) == file
+    assert embedded.resolve_model(str(file)) == file
 
 
 @pytest.mark.parametrize("name", ["minst", f"{__file__}/minst", "min\0st"])
 def test_an_unknown_name_is_refused_with_the_embedded_models(name: str) -> None:
     with pytest.raises(BundleError, match=r"minst'|min\\x00st'") as caught:
-        embedded.resolve(name)
+        embedded.resolve_model(name)
     assert str(caught.value).endswith("; the embedded models are cifar10, demo, mnist.")
 
 
 def test_a_file_name_that_is_too_long_is_a_bundle_error() -> None:
     name = "m" * 5000
     with pytest.raises(BundleError) as caught:
-        embedded.resolve(name)
+        embedded.resolve_model(name)
     assert str(caught.value) == f"{name} cannot be read: File name too long."
 
 
@@ -98,4 +98,4 @@ def test_a_folder_without_permission_is_a_bundle_error(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Path, "stat", refuse)
     with pytest.raises(BundleError, match=r"^secret/mine\.onnx cannot be read: Permission denied\.$"):
-        embedded.resolve("secret/mine.onnx")
+        embedded.resolve_model("secret/mine.onnx")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from qualms.bundle.manifest import SCHEMA_VERSION, Manifest, Operating, first_problem
+from qualms.bundle.manifest import SCHEMA_VERSION, Manifest, OperatingDefaults, first_problem
 from qualms.errors import BundleError
 from qualms.images.input_spec import InputSpec
 
@@ -256,8 +256,11 @@ def test_the_error_names_the_source() -> None:
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda: Operating.model_validate({"fpr": 0.1}), "fpr: this field is unknown"),
-        (lambda: Operating.model_validate(3), "the document: Input should be a valid dictionary or instance of"),
+        (lambda: OperatingDefaults.model_validate({"fpr": 0.1}), "fpr: this field is unknown"),
+        (
+            lambda: OperatingDefaults.model_validate(3),
+            "the document: Input should be a valid dictionary or instance of",
+        ),
         (lambda: InputSpec(height=-1, width=-1), "height: Input should be greater than 0"),
     ],
 )

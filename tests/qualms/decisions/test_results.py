@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import GraphRunner, Outputs
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
-from qualms.decisions.results import Result, ResultBuilder, Row
+from qualms.decisions.results import Result, ResultBuilder, ResultRow
 from qualms.decisions.verdicts import Decider, Rule, Verdicts, decide
 from qualms.errors import BundleError
 
@@ -33,7 +33,7 @@ def refusing(manifest: Manifest) -> Manifest:
 
 def build(
     manifest: Manifest, outputs: dict[str, NDArray[Any]], point: OperatingPoint = DEFAULT_OPERATING_POINT
-) -> tuple[list[Row], list[dict[str, Any]]]:
+) -> tuple[list[ResultRow], list[dict[str, Any]]]:
     """The rows of some outputs, and the same as nested dicts."""
     builder, rule = ResultBuilder(manifest, outputs), Decider(manifest).rule(point)
     rows = builder.rows(outputs, rule, decide(rule, outputs))

@@ -7,7 +7,7 @@ import pytest
 
 from qualms.bundle.scores import Direction
 from qualms.decisions.binomial import binomial_cdf, upper_bound
-from qualms.decisions.trust import RiskEvidence, TrustPoint, choose_trust_point, tally
+from qualms.decisions.trust import RiskEvidence, TrustPoint, choose_trust_point, count_accepted
 from qualms.errors import OperatingPointError
 
 Floats = npt.NDArray[np.float64]
@@ -39,7 +39,7 @@ def draw(
     """Evidence from n images with uniform uncertainty u, wrong with probability error(u)."""
     thresholds = levels if thresholds is None else thresholds
     uncertainty = rng.random(n)
-    accepted, errors = tally(uncertainty, rng.random(n) < error(uncertainty), thresholds)
+    accepted, errors = count_accepted(uncertainty, rng.random(n) < error(uncertainty), thresholds)
     return RiskEvidence(levels, thresholds, accepted, errors, n)
 
 
@@ -54,14 +54,14 @@ def risk_threshold(counts: RiskEvidence, target_risk: float) -> float:
 def test_tally_accepts_images_at_the_threshold() -> None:
     uncertainty = np.array([0.3, 0.1, 0.2, 0.2, 0.9])
     wrong = np.array([True, False, True, False, True])
-    accepted, errors = tally(uncertainty, wrong, np.array([0.05, 0.1, 0.2, 0.5, 1.0]))
+    accepted, errors = count_accepted(uncertainty, wrong, np.array([0.05, 0.1, 0.2, 0.5, 1.0]))
     assert accepted.tolist() == [0, 1, 3, 4, 5]
     assert errors.tolist() == [0, 0, 1, 2, 3]
 
 
 def test_tally_does_not_accept_non_finite_values() -> None:
     uncertainty = np.array([math.nan, -math.inf, math.inf, 0.5])
-    accepted, errors = tally(uncertainty, np.array([True, True, True, False]), np.array([0.4, 0.6]))
+    accepted, errors = count_accepted(uncertainty, np.array([True, True, True, False]), np.array([0.4, 0.6]))
     assert accepted.tolist() == [0, 1]
     assert errors.tolist() == [0, 0]
 
@@ -70,7 +70,7 @@ def test_tally_equals_its_definition() -> None:
     rng = np.random.default_rng(0)
     uncertainty, wrong = rng.integers(0, 6, 200).astype(float), rng.random(200) < 0.3
     thresholds = np.array([0.0, 0.5, 2.0, 2.0, 9.0])
-    accepted, errors = tally(uncertainty, wrong, thresholds)
+    accepted, errors = count_accepted(uncertainty, wrong, thresholds)
     assert accepted.tolist() == [int((uncertainty <= t).sum()) for t in thresholds]
     assert errors.tolist() == [int(wrong[uncertainty <= t].sum()) for t in thresholds]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qualms.bundle.embedded import resolve
+from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import open_bundle
 from qualms.bundle.runtime import GraphRunner
 from qualms.decisions.operating_point import flag_point
@@ -20,7 +20,7 @@ from qualms.demo.digits import draw_many
 from qualms.demo.drift import drift
 from qualms.images.preprocess import preprocess_array
 
-DEMO = open_bundle(resolve("demo"))
+DEMO = open_bundle(resolve_model("demo"))
 POINT = flag_point(DEMO.manifest)
 UNSEEN = 20_000_001
 """a seed that is used neither for calibration nor for traffic"""
@@ -38,7 +38,7 @@ def outputs(runner: GraphRunner, count: int, seed: int, dose: float = 0.0) -> di
 
 
 def test_it_has_the_default_models_graph_and_another_name() -> None:
-    default = open_bundle(resolve(None)).manifest
+    default = open_bundle(resolve_model(None)).manifest
     assert DEMO.manifest.graph_sha256 == default.graph_sha256
     assert (DEMO.manifest.name, default.name != "demo") == ("demo", True)
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from qualms.bundle.embedded import DEFAULT as DEFAULT_MODEL
-from qualms.bundle.embedded import available, resolve
+from qualms.bundle.embedded import available, resolve_model
 from qualms.bundle.file import open_bundle
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
 from qualms.decisions.verdicts import Decider, decide
@@ -60,7 +60,7 @@ def test_results_of_ten_thousand_digits_are_the_same_alone_and_in_any_batch() ->
     path = Path(os.environ.get("QUALMS_DATA") or "nowhere") / "mnist-test.npz"
     if DEFAULT_MODEL not in available() or not path.is_file():
         pytest.skip("needs the embedded model, and QUALMS_DATA with mnist-test.npz")
-    bundle = open_bundle(resolve(None))
+    bundle = open_bundle(resolve_model(None))
     with np.load(path) as data:
         images = preprocess_batch(data["images"], bundle.manifest.input)
     assert len(images) == 10_000

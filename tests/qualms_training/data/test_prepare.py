@@ -14,7 +14,7 @@ from qualms_training.console import Display
 from qualms_training.data import load
 from qualms_training.data.dataset import ImageSet
 from qualms_training.data.npz import write_npz
-from qualms_training.data.prepare import CORRUPTED, Part, PreparedData, itself, ood_sets, prepare
+from qualms_training.data.prepare import CORRUPTED, LabelledSplit, PreparedData, itself, ood_sets, prepare
 from qualms_training.data.synthetic import draw_shapes, draw_textures
 from qualms_training.errors import DataError
 from qualms_training.recipe import Recipe
@@ -181,7 +181,7 @@ def test_a_folder_with_train_and_test_folders_is_read(tiny: Alter, tmp_path: Pat
     _folder(tmp_path / "test", ("cat", "dog"), 3, seed=1)
     data = prepare(_of_folder(tiny, tmp_path), 0, None, display)
     assert data.classes == ("cat", "dog")
-    assert data.parts["test"] == Part(data.parts["test"].images, data.parts["test"].labels)
+    assert data.parts["test"] == LabelledSplit(data.parts["test"].images, data.parts["test"].labels)
     assert data.parts["test"].images.shape == (6, 16, 16, 3)
     assert data.parts["test"].labels.tolist() == [0, 0, 0, 1, 1, 1]
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from qualms_training.errors import DataError
 from qualms_training.fitting.feature_cache import Features
 from qualms_training.fitting.loop import Hooks
-from qualms_training.fitting.meta_trainer import StoppingData, dirichlet_objective, outputs, train_meta
-from qualms_training.meta.dirichlet import scores
+from qualms_training.fitting.meta_trainer import StoppingData, dirichlet_objective, head_outputs, train_meta
+from qualms_training.meta.dirichlet import dirichlet_scores
 from qualms_training.recipe import MetaSection
 
 CPU = torch.device("cpu")
@@ -82,14 +82,14 @@ def validation(noisy: int = 1, errors: int = 0) -> StoppingData:
 
 
 def uncertainty(model: nn.Module, given: Features, chosen: MetaSection) -> NDArray[np.float64]:
-    return dirichlet_objective(chosen).uncertainty(outputs(model, given, CPU))
+    return dirichlet_objective(chosen).uncertainty(head_outputs(model, given, CPU))
 
 
 def test_it_learns_the_classes_and_is_uncertain_about_ood_points(tmp_path: Path) -> None:
     stopping = validation()
     model, progress = train(tmp_path, stopping, section(epochs=12))
     with torch.inference_mode():
-        trained = scores(model(stopping.features.batch(np.arange(200), CPU)))
+        trained = dirichlet_scores(model(stopping.features.batch(np.arange(200), CPU)))
     assert (trained.probabilities.argmax(dim=1).numpy() == stopping.labels).mean() > 0.95
     assert progress.best_value > 0.9
 
@@ -99,9 +99,9 @@ def test_the_value_of_an_epoch_is_the_auroc_of_the_stopping_score(tmp_path: Path
     model, progress = train(tmp_path, stopping, section(stop_score="entropy"))
     values = []
     with torch.inference_mode():
-        clean = scores(model(stopping.features.batch(np.arange(200), CPU))).entropy
+        clean = dirichlet_scores(model(stopping.features.batch(np.arange(200), CPU))).entropy
         for noisy in stopping.noisy:
-            both = torch.cat([clean, scores(model(noisy.batch(np.arange(150), CPU))).entropy])
+            both = torch.cat([clean, dirichlet_scores(model(noisy.batch(np.arange(150), CPU))).entropy])
             values.append(roc_auc_score(np.r_[np.zeros(200), np.ones(150)], both.numpy()))
     assert progress.best_value == pytest.approx(np.mean(values), abs=1e-9)
     assert progress.best_value == max(row["selected_on"] for row in progress.history)
@@ -146,7 +146,7 @@ def test_evidence_depends_on_the_kl_weight_and_the_prior(tmp_path: Path) -> None
         folder = tmp_path / f"{weight}-{prior}"
         model, _ = train(folder, stopping, chosen)
         with torch.inference_mode():
-            precision = scores(model(stopping.features.batch(np.arange(200), CPU))).precision
+            precision = dirichlet_scores(model(stopping.features.batch(np.arange(200), CPU))).precision
         totals[weight, prior] = float(precision.median())
     assert totals[0.1, 1.0] == pytest.approx(CLASSES + 10, rel=0.25)
     assert totals[1.0, 1.0] == pytest.approx(CLASSES + 1, rel=0.25)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qualms.bundle.runtime import INPUT, GraphRunner
 from qualms_training.bench.score_accuracy import scores_model
-from qualms_training.meta.dirichlet import DirichletScores, kl_divergence, negative_elbo, scores
+from qualms_training.meta.dirichlet import DirichletScores, dirichlet_scores, kl_divergence, negative_elbo
 
 CLASS_COUNTS = (2, 10, 100, 1000)
 LOWEST, HIGHEST = np.log(1e-6), np.log(1e6)
@@ -95,14 +95,14 @@ def uniform_prior(classes: int) -> Tensor:
 
 @pytest.mark.parametrize("classes", CLASS_COUNTS)
 def test_every_score_agrees_with_exact_arithmetic(classes: int) -> None:
-    errors = largest_errors(as_arrays(scores(torch.from_numpy(log_alphas(classes)))), classes)
+    errors = largest_errors(as_arrays(dirichlet_scores(torch.from_numpy(log_alphas(classes)))), classes)
     assert all(error <= TOLERANCE for error in errors.values()), errors
 
 
 @pytest.mark.parametrize("classes", CLASS_COUNTS)
 def test_scores_are_float32_with_one_value_per_image(classes: int) -> None:
     z = torch.from_numpy(log_alphas(classes))
-    for name, value in scores(z)._asdict().items():
+    for name, value in dirichlet_scores(z)._asdict().items():
         assert value.dtype == torch.float32
         assert value.shape == (z.shape if name in ("alpha", "probabilities") else z.shape[:1])
 
@@ -110,7 +110,7 @@ def test_scores_are_float32_with_one_value_per_image(classes: int) -> None:
 def test_small_scores_keep_their_digits() -> None:
     """1 − max probability and mutual information are smallest where their order matters most."""
     z = torch.tensor([[12.0, -10.0], [12.0, -9.0], [12.0, 12.0]])
-    actual = scores(z)
+    actual = dirichlet_scores(z)
     rest = torch.tensor([-10.0, -9.0], dtype=torch.float64).exp()
     expected = rest / (rest + torch.tensor(12.0, dtype=torch.float64).exp())
     np.testing.assert_allclose(actual.error_probability[:2], expected, rtol=1e-6)
@@ -124,12 +124,12 @@ def test_mutual_information_is_never_negative(classes: int) -> None:
     wide = rng.uniform(LOWEST, HIGHEST, (200, classes))
     evident = rng.uniform(HIGHEST - 1, HIGHEST, (200, classes))
     rows = np.concatenate([wide, evident, log_alphas(classes)]).astype(np.float32)
-    assert scores(torch.from_numpy(rows)).mutual_information.min() >= 0
+    assert dirichlet_scores(torch.from_numpy(rows)).mutual_information.min() >= 0
 
 
 @pytest.mark.parametrize("classes", CLASS_COUNTS)
 def test_total_uncertainty_is_epistemic_plus_aleatoric(classes: int) -> None:
-    actual = scores(torch.from_numpy(log_alphas(classes)))
+    actual = dirichlet_scores(torch.from_numpy(log_alphas(classes)))
     parts = actual.mutual_information.double() + actual.expected_entropy.double()
     np.testing.assert_allclose(parts, actual.entropy.double(), rtol=0, atol=2e-6)
     np.testing.assert_allclose(actual.probabilities.sum(dim=-1), 1, rtol=1e-5)
@@ -140,7 +140,7 @@ def test_total_uncertainty_is_epistemic_plus_aleatoric(classes: int) -> None:
 
 def test_differential_entropy_agrees_with_scipy() -> None:
     alpha = np.random.default_rng(2).uniform(0.3, 30, (20, 5))
-    actual = scores(torch.from_numpy(np.log(alpha))).differential_entropy
+    actual = dirichlet_scores(torch.from_numpy(np.log(alpha))).differential_entropy
     np.testing.assert_allclose(actual, [scipy.stats.dirichlet(row).entropy() for row in alpha], rtol=1e-5)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from qualms_training.meta.dirichlet import scores
+from qualms_training.meta.dirichlet import dirichlet_scores
 from qualms_training.meta.evidence import DensityEvidence
 
 N, K = 4000, 5
@@ -47,7 +47,7 @@ def test_evidence_falls_with_distance_from_its_maximum_to_zero(evidence: Density
     assert precision[0] == pytest.approx(K + float(evidence.count))
     assert (precision.diff() < 0).all()
     assert precision[-1] == pytest.approx(K)
-    epistemic = scores(alpha.log()).mutual_information
+    epistemic = dirichlet_scores(alpha.log()).mutual_information
     assert (epistemic.diff() > 0).all()
 
 

@@ -15,6 +15,7 @@ from qualms_training.data.synthetic import draw_shapes
 from qualms_training.fitting.feature_cache import Features
 from qualms_training.models import build
 from qualms_training.models.torchvision_compat import import_torchvision
+from qualms_training.paper.evaluation_protocol import Protocol, Role, normaliser
 from qualms_training.paper.inputs import (
     BaseOutputs,
     Head,
@@ -24,7 +25,6 @@ from qualms_training.paper.inputs import (
     LabelledOutputs,
     PostHocInputs,
 )
-from qualms_training.paper.protocol import Protocol, Role, normaliser
 from qualms_training.recipe import Recipe
 
 CLASSES, WIDTH = 4, 12

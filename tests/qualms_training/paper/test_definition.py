@@ -7,7 +7,7 @@ import pytest
 from qualms_training.cli import ProtocolName
 from qualms_training.errors import RecipeError
 from qualms_training.paper.definition import Benchmark, available, load_benchmark
-from qualms_training.paper.protocol import Protocol
+from qualms_training.paper.evaluation_protocol import Protocol
 from qualms_training.recipe import load_recipe
 
 GOOD = 'name = "x"\ndescription = "."\nrecipes = ["tiny"]\ncolumns = ["textures"]\n'

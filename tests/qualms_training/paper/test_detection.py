@@ -6,18 +6,18 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from qualms_training.errors import ModelError
 from qualms_training.paper.detection import measure
-from qualms_training.paper.method import Verdict
+from qualms_training.paper.method import MethodOutput
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(3, size=200)
 
 
-def verdict(n: int, shift: float, wrong: int = 0) -> Verdict:
+def verdict(n: int, shift: float, wrong: int = 0) -> MethodOutput:
     predictions = LABELS.copy() if n == 200 else np.zeros(n, dtype=np.int64)
     predictions[:wrong] = (predictions[:wrong] + 1) % 3
     scores = np.random.default_rng(n + wrong).normal(size=n) + shift
     scores[:wrong] += 1
-    return Verdict(predictions, {"score": scores})
+    return MethodOutput(predictions, {"score": scores})
 
 
 def test_metrics_of_ood_sets_and_errors_agree_with_scikit_learn() -> None:
@@ -44,7 +44,7 @@ def test_a_column_of_test_images_is_compared_with_its_negatives_only() -> None:
     test = verdict(200, 0.0)
     half = np.arange(200) < 100
     test.scores["score"][~half] += 50
-    same = Verdict(test.predictions[half], {"score": test.scores["score"][half]})
+    same = MethodOutput(test.predictions[half], {"score": test.scores["score"][half]})
     verdicts = {"test": test, "itself": same}
     assert measure(verdicts, LABELS, LABELS, {"itself": ~half}).ood["itself"]["score"].auroc == 0
     assert measure(verdicts, LABELS, LABELS, {"itself": half}).ood["itself"]["score"].auroc == 50

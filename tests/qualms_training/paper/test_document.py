@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from qualms_training.paper.document import FIELDS, Cell, Document, Row, Table, clearly_better, mark_best
+from qualms_training.paper.document import FIELDS, Cell, Document, Table, TableRow, clearly_better, mark_best
 from qualms_training.paper.published import Figure
 
 
@@ -39,11 +39,11 @@ def test_values_of_one_seed_are_compared_without_a_test() -> None:
 
 def table(metric: str) -> Table:
     rows = [
-        Row("a", "", [Cell(seeds(99, 98, 99))]),
-        Row("b", "", [Cell(seeds(98.9, 98.3, 98.8))]),
-        Row("c", "", [Cell(seeds(90, 91, 90))]),
-        Row("control", "", [Cell(seeds(100, 100, 100))], rated=False),
-        Row("d", "", [Cell(missing="not run")]),
+        TableRow("a", "", [Cell(seeds(99, 98, 99))]),
+        TableRow("b", "", [Cell(seeds(98.9, 98.3, 98.8))]),
+        TableRow("c", "", [Cell(seeds(90, 91, 90))]),
+        TableRow("control", "", [Cell(seeds(100, 100, 100))], rated=False),
+        TableRow("d", "", [Cell(missing="not run")]),
     ]
     return Table("t", "T", metric, ["x"], rows)
 
@@ -58,9 +58,9 @@ def test_the_best_row_and_all_insignificantly_worse_rows_are_marked_except_contr
 
 def test_a_row_that_is_clearly_worse_than_some_other_row_is_not_marked() -> None:
     rows = [
-        Row("lucky", "", [Cell({0: 99.8, 1: 100.0})]),
-        Row("good", "", [Cell(seeds(99.8, 99.9, 99.8, 99.9, 99.8))]),
-        Row("beaten", "", [Cell(seeds(99.3, 99.1, 99.2, 99.3, 99.2))]),
+        TableRow("lucky", "", [Cell({0: 99.8, 1: 100.0})]),
+        TableRow("good", "", [Cell(seeds(99.8, 99.9, 99.8, 99.9, 99.8))]),
+        TableRow("beaten", "", [Cell(seeds(99.3, 99.1, 99.2, 99.3, 99.2))]),
     ]
     assert not clearly_better(rows[0].cells[0].values, rows[2].cells[0].values)
     assert best(mark_best(Table("t", "T", "AUROC", ["x"], rows), unrated=())) == ["lucky", "good"]
@@ -76,16 +76,16 @@ def test_an_unrated_column_has_no_marks() -> None:
 
 def test_rows_that_have_seen_the_noise_are_excluded_from_the_comparison() -> None:
     rows = [
-        Row("seen", "", [Cell(seeds(100, 100, 100), seen_noise=True)]),
-        Row("a", "", [Cell(seeds(99, 98, 99))]),
-        Row("c", "", [Cell(seeds(90, 91, 90))]),
+        TableRow("seen", "", [Cell(seeds(100, 100, 100), seen_noise=True)]),
+        TableRow("a", "", [Cell(seeds(99, 98, 99))]),
+        TableRow("c", "", [Cell(seeds(90, 91, 90))]),
     ]
     assert best(mark_best(Table("t", "T", "AUROC", ["x"], rows), unrated=())) == ["a"]
 
 
 def test_no_row_is_marked_if_all_other_methods_have_seen_the_noise() -> None:
-    seen = Row("seen", "", [Cell(seeds(100, 100, 100), seen_noise=True)])
-    left = [Row("a", score, [Cell(seeds(99, 98, 99))]) for score in ("Ent", "MaxP")]
+    seen = TableRow("seen", "", [Cell(seeds(100, 100, 100), seen_noise=True)])
+    left = [TableRow("a", score, [Cell(seeds(99, 98, 99))]) for score in ("Ent", "MaxP")]
     assert best(mark_best(Table("t", "T", "AUROC", ["x"], [seen, *left]), unrated=())) == []
     assert best(mark_best(Table("t", "T", "AUROC", ["x"], left), unrated=())) == ["a", "a"]
 
@@ -105,7 +105,7 @@ def document() -> Document:
         Cell({0: 99.9}, seen_noise=True),
     ]
     columns = ["a<b", "lsun", "corrupted"]
-    table = Table("ood", "OOD detection, AUROC in %", "AUROC", columns, [Row("KNN", "distance", cells)])
+    table = Table("ood", "OOD detection, AUROC in %", "AUROC", columns, [TableRow("KNN", "distance", cells)])
     return Document("mine", ["Made by `x`."], {"fair": [table], "as-published": [table]}, ["lsun: none & nothing."])
 
 

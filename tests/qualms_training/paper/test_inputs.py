@@ -15,8 +15,8 @@ from qualms_training.data.noise import apply_noise
 from qualms_training.data.prepare import prepare
 from qualms_training.models import freeze, identity
 from qualms_training.paper import inputs
+from qualms_training.paper.evaluation_protocol import Protocol
 from qualms_training.paper.inputs import ImageInputs, InputBuilder, PostHocInputs
-from qualms_training.paper.protocol import Protocol
 from qualms_training.recipe import Recipe
 from qualms_training.stages import base, features
 from qualms_training.stages.context import RunContext

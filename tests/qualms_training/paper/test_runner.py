@@ -19,10 +19,10 @@ from qualms_training.errors import RecipeError
 from qualms_training.paper.command import make_tables
 from qualms_training.paper.definition import Benchmark, load_benchmark
 from qualms_training.paper.document import Document
+from qualms_training.paper.evaluation_protocol import Protocol
 from qualms_training.paper.inputs import InputBuilder
-from qualms_training.paper.protocol import Protocol
 from qualms_training.paper.registry import METHODS as REGISTRY
-from qualms_training.paper.runner import Job, Result, Run
+from qualms_training.paper.runner import JobResult, MethodRun, Run
 
 METHODS = ("base", "ours", "ours-pooled", "energy", "vim", "pixels")
 CPU = torch.device("cpu")
@@ -43,8 +43,8 @@ def tables(out: Path, *only: str, benchmark: Benchmark | None = None, seeds: int
     return document, printed.getvalue()
 
 
-def result(out: Path, key: str, protocol: Protocol = Protocol.fair) -> Result:
-    return Result.model_validate_json(Job(key, 0, protocol).file(out).read_text())
+def result(out: Path, key: str, protocol: Protocol = Protocol.fair) -> JobResult:
+    return JobResult.model_validate_json(MethodRun(key, 0, protocol).file(out).read_text())
 
 
 def times(out: Path) -> dict[str, int]:
@@ -144,7 +144,7 @@ def test_a_second_run_uses_all_saved_results(copy_of_done: Path, monkeypatch: py
 
 def test_only_jobs_with_a_damaged_result_or_changed_settings_are_run_again(copy_of_done: Path) -> None:
     before = times(copy_of_done)
-    damaged = Job("base", 0, Protocol.fair).file(copy_of_done)
+    damaged = MethodRun("base", 0, Protocol.fair).file(copy_of_done)
     damaged.write_text("{")
     tables(copy_of_done, "base", "energy")
     changed = {name for name, time in times(copy_of_done).items() if time != before[name]}
@@ -164,7 +164,7 @@ def test_with_one_base_all_seeds_use_the_same_base(copy_of_done: Path) -> None:
     assert len(bases) == 1
     base, ours = (
         [
-            Result.model_validate_json(Job(key, seed, Protocol.fair).file(copy_of_done).read_text()).measured
+            JobResult.model_validate_json(MethodRun(key, seed, Protocol.fair).file(copy_of_done).read_text()).measured
             for seed in (0, 1)
         ]
         for key in ("base", "ours-pooled")

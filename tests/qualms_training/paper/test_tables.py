@@ -7,9 +7,9 @@ import pytest
 
 from qualms_training.data.noise import CORRUPTION, apply_noise, corrupt
 from qualms_training.paper.detection import Detection, Measurements
-from qualms_training.paper.document import Row, Table
+from qualms_training.paper.document import Table, TableRow
 from qualms_training.paper.registry import methods_for
-from qualms_training.paper.runner import Result
+from qualms_training.paper.runner import JobResult
 from qualms_training.paper.tables import (
     ProtocolResults,
     ablation_table,
@@ -27,9 +27,9 @@ def detections(value: float, *scores: str) -> dict[str, Detection]:
     return {score: Detection(auroc=value, aupr=value - 1, fpr95=100 - value) for score in scores}
 
 
-def result(value: float, *scores: str) -> Result:
+def result(value: float, *scores: str) -> JobResult:
     far = detections(value, *scores)
-    return Result(
+    return JobResult(
         fingerprint="m",
         measured=Measurements(
             error_rate=2.0,
@@ -56,7 +56,7 @@ def results() -> ProtocolResults:
             "base": {seed: result(90 + seed, "entropy", "max_probability") for seed in range(2)},
             "lula": {0: result(95, "entropy", "max_probability")},
             "ten-percent": {0: result(80, "mutual_information")},
-            "whitebox": {0: Result(fingerprint="m", reason="the base makes no errors")},
+            "whitebox": {0: JobResult(fingerprint="m", reason="the base makes no errors")},
             "pixels": {0: result(99, "pixel_maximum")},
         },
         columns=["svhn", "lsun", "tiny_imagenet"],
@@ -67,7 +67,7 @@ def results() -> ProtocolResults:
     )
 
 
-def row(table: Table, title: str) -> Row:
+def row(table: Table, title: str) -> TableRow:
     (match,) = [row for row in table.rows if row.title == title]
     return match
 
@@ -151,7 +151,7 @@ def test_the_corrupted_set_is_made_with_the_noises_of_corruption() -> None:
     assert np.array_equal(made, corrupt(images, np.random.default_rng(1)))
 
 
-def with_corrupted(value: float, *scores: str) -> Result:
+def with_corrupted(value: float, *scores: str) -> JobResult:
     made = result(value, *scores)
     assert made.measured
     ood = {**made.measured.ood, "corrupted": detections(value + 3, *scores)}

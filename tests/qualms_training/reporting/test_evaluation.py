@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from qualms.bundle.file import open_bundle, write_bundle
-from qualms.bundle.manifest import Evaluation, Golden, GuaranteeResult, Manifest, Operating, Provenance
+from qualms.bundle.manifest import Evaluation, Golden, GuaranteeResult, Manifest, OperatingDefaults, Provenance
 from qualms.bundle.scores import DIRICHLET_SCORES, SCORES, as_uncertainty
 from qualms.decisions.calibration import calibrate, reference, trust_grid
 from qualms.decisions.operating_point import OperatingPoint, flag_point, trust_point
@@ -44,7 +44,7 @@ def manifest(n: int = 2000, **operating: Any) -> Manifest:
     """A manifest calibrated on n images."""
     outputs, labels = graph_outputs(n, seed=1)
     fitted, _ = graph_outputs(1000, seed=2)
-    settings = Operating.model_validate({"target_fpr": 0.05, "target_risk": 0.05, **operating})
+    settings = OperatingDefaults.model_validate({"target_fpr": 0.05, "target_risk": 0.05, **operating})
     grid = trust_grid(as_uncertainty(fitted[settings.trust_score], SPECS[settings.trust_score].direction))
     digest = "0" * 64
     return Manifest(

@@ -14,8 +14,8 @@ from qualms_training.console import Display
 from qualms_training.paper.published import Figure, error_figure, ood_figure
 from qualms_training.reporting.plots import save_plots
 from qualms_training.reporting.report import (
-    Cell,
     Grid,
+    SeedCell,
     accuracy_line,
     all_grids,
     error_grid,
@@ -50,8 +50,8 @@ def evaluation(shift: float = 0.0, *, same: bool = True, supported: bool = True)
 
 
 def test_a_cell_has_mean_standard_deviation_and_the_papers_figure() -> None:
-    assert str(Cell(91.26, 0.44, 3, Figure(95.8, 0.8))) == "91.3 ± 0.4 (95.8)"
-    assert str(Cell(91.26, 0.0, 1, None)) == "91.3"
+    assert str(SeedCell(91.26, 0.44, 3, Figure(95.8, 0.8))) == "91.3 ± 0.4 (95.8)"
+    assert str(SeedCell(91.26, 0.0, 1, None)) == "91.3"
 
 
 def test_the_ood_table_has_scores_as_rows_and_sets_as_columns() -> None:

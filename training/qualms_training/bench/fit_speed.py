@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 from torch import Tensor
 
-from qualms_training.bench.networks import CLASSES, random_images, random_parts
+from qualms_training.bench.random_networks import CLASSES, random_images, random_parts
 from qualms_training.console import Display
 from qualms_training.fitting.feature_cache import cached_features
 from qualms_training.fitting.loop import Hooks, Schedule, make_optimizer, run

@@ -11,12 +11,12 @@ from rich.table import Table
 from torch import nn
 
 from qualms.bundle.runtime import INPUT, GraphRunner
-from qualms_training.bench.networks import CLASSES, random_images, random_ood_scores, random_parts
+from qualms_training.bench.random_networks import CLASSES, random_images, random_ood_scores, random_parts
 from qualms_training.bench.score_accuracy import scores_model
 from qualms_training.bench.timing import medians
 from qualms_training.console import Display
-from qualms_training.meta.export import to_onnx
 from qualms_training.meta.graph import BaseGraph, BundleGraph
+from qualms_training.meta.onnx_export import to_onnx
 from qualms_training.recipe import load_recipe
 
 BATCHES = (1, 32)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from qualms.bundle.runtime import INPUT, GraphRunner
 from qualms_training.console import Display
-from qualms_training.meta.dirichlet import DirichletScores, scores
-from qualms_training.meta.export import to_onnx
+from qualms_training.meta.dirichlet import DirichletScores, dirichlet_scores
+from qualms_training.meta.onnx_export import to_onnx
 
 CLASS_COUNTS = (2, 3, 10, 100, 1000)
 LOWEST, HIGHEST = 1e-6, 1e6
@@ -20,7 +20,7 @@ SCORES = tuple(name for name in DirichletScores._fields if name not in ("alpha",
 
 class _Scores(nn.Module):
     def forward(self, z: Tensor) -> DirichletScores:
-        return scores(z)
+        return dirichlet_scores(z)
 
 
 def scores_model(classes: int) -> bytes:

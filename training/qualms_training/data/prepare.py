@@ -23,7 +23,7 @@ def itself(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class LabelledSplit:
     """Preprocessed images with their labels."""
 
     images: NDArray[np.uint8]
@@ -36,7 +36,7 @@ class Part:
 class PreparedData:
     """The in-distribution data of one run."""
 
-    parts: dict[str, Part]
+    parts: dict[str, LabelledSplit]
     """by split: train, validation, fit, calibration and test, which are disjoint"""
     classes: tuple[str, ...]
     record: dict[str, Any]
@@ -71,7 +71,9 @@ def prepare(recipe: Recipe, seed: int, data_dir: Path | None, display: Display) 
     )
 
 
-def ood_sets(recipe: Recipe, test: Part, data_dir: Path | None, display: Display) -> dict[str, NDArray[np.uint8]]:
+def ood_sets(
+    recipe: Recipe, test: LabelledSplit, data_dir: Path | None, display: Display
+) -> dict[str, NDArray[np.uint8]]:
     """The OOD sets, (N, H, W, C) each; they do not depend on the seed if `test` does not.
 
     The last one, `<id> (itself)`, is half of the in-distribution test set. Its AUROC must be 50 %; any other value is an
@@ -113,7 +115,7 @@ def _check_pair(train: ImageSet, test: ImageSet, digests: dict[str, str]) -> Non
         )
 
 
-def _part(recipe: Recipe, title: str, source: ImageSet, indices: NDArray[np.int64], display: Display) -> Part:
+def _part(recipe: Recipe, title: str, source: ImageSet, indices: NDArray[np.int64], display: Display) -> LabelledSplit:
     with display.bar(f"reading {title}", len(indices)) as advance:
         images = source.conformed(recipe.input.spec, indices, advance)
-    return Part(images, source.labels[indices])
+    return LabelledSplit(images, source.labels[indices])

@@ -14,7 +14,7 @@ from qualms.bundle.scores import SCORES, as_uncertainty
 from qualms_training.errors import DataError
 from qualms_training.fitting.feature_cache import Features
 from qualms_training.fitting.loop import Hooks, Progress, Schedule, make_optimizer, run
-from qualms_training.meta.dirichlet import negative_elbo, scores
+from qualms_training.meta.dirichlet import dirichlet_scores, negative_elbo
 from qualms_training.recipe import MetaSection
 
 ROWS = 4096
@@ -49,7 +49,7 @@ def dirichlet_objective(section: MetaSection) -> Objective:
         return negative_elbo(log_alpha, labels, section.kl_weight, prior)
 
     def uncertainty(log_alpha: Tensor) -> NDArray[np.float64]:
-        values = getattr(scores(log_alpha), section.stop_score).numpy()
+        values = getattr(dirichlet_scores(log_alpha), section.stop_score).numpy()
         return as_uncertainty(values, SCORES[section.stop_score].direction)
 
     return Objective(loss, uncertainty)
@@ -88,7 +88,7 @@ def train_meta(
 
 
 @torch.inference_mode()
-def outputs(model: nn.Module, features: Features, device: torch.device) -> Tensor:
+def head_outputs(model: nn.Module, features: Features, device: torch.device) -> Tensor:
     """The outputs of a head for all features, (N, K), on the CPU."""
     parts = []
     for start in range(0, len(features.logits), ROWS):
@@ -109,14 +109,14 @@ def _selector(
         )
 
     def by_noise(model: nn.Module) -> float:
-        clean = uncertainty(outputs(model, stopping.features, device))
+        clean = uncertainty(head_outputs(model, stopping.features, device))
         values = []
         for noisy in stopping.noisy:
-            both = np.concatenate([clean, uncertainty(outputs(model, noisy, device))])
+            both = np.concatenate([clean, uncertainty(head_outputs(model, noisy, device))])
             values.append(roc_auc_score(np.arange(len(both)) >= len(clean), both))
         return float(np.mean(values))
 
     def by_errors(model: nn.Module) -> float:
-        return float(roc_auc_score(wrong, uncertainty(outputs(model, stopping.features, device))))
+        return float(roc_auc_score(wrong, uncertainty(head_outputs(model, stopping.features, device))))
 
     return by_noise if section.stop_task == "ood" else by_errors

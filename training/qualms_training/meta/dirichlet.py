@@ -38,7 +38,7 @@ class DirichletScores(NamedTuple):
     """(N,), total: 1 − max probability, computed without cancellation"""
 
 
-def scores(log_alpha: Tensor) -> DirichletScores:
+def dirichlet_scores(log_alpha: Tensor) -> DirichletScores:
     """All scores of Dir(exp(log_alpha)), log_alpha (N, K), as float32."""
     z = log_alpha.double()
     classes = z.shape[-1]

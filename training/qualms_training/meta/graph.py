@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from qualms.bundle.manifest import Predictor
 from qualms.bundle.scores import FEATURE_SCORES
-from qualms_training.meta.dirichlet import DirichletScores, scores
+from qualms_training.meta.dirichlet import DirichletScores, dirichlet_scores
 from qualms_training.meta.extractor import Extractor
 from qualms_training.meta.ood_scores import OodScores
 
@@ -34,7 +34,7 @@ class BundleGraph(nn.Module):
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """uint8 (N, H, W, C) to all outputs."""
         logits, taps = self.extractor(image)
-        dirichlet = scores(self.meta_model(taps))
+        dirichlet = dirichlet_scores(self.meta_model(taps))
         source = logits if self.predicts_by == "base" else dirichlet.alpha
         plain = (source.argmax(dim=-1), logits.softmax(dim=-1), *dirichlet)
         if self.ood_scores is None:

@@ -15,10 +15,10 @@ from qualms_training.errors import QualmsError, RecipeError
 from qualms_training.files import save_json, save_text
 from qualms_training.paper.definition import Benchmark
 from qualms_training.paper.document import BEST_MARK, SEEN_NOISE_MARK, Document, Table
+from qualms_training.paper.evaluation_protocol import Protocol
 from qualms_training.paper.method import NoiseChains
-from qualms_training.paper.protocol import Protocol
 from qualms_training.paper.registry import METHODS, Group, methods_for
-from qualms_training.paper.runner import Result, Run
+from qualms_training.paper.runner import JobResult, Run
 from qualms_training.paper.tables import MEAN_OF_IMAGES, ProtocolResults, all_tables, cost_table, reasons
 from qualms_training.reporting.report import to_rich
 from qualms_training.stages.provenance import versions
@@ -118,7 +118,7 @@ def _document(run: Run, seeds: int) -> Document:
 
 def _protocol_results(run: Run, protocol: Protocol, seeds: int) -> ProtocolResults:
     benchmark = run.benchmark
-    by_method: dict[str, dict[int, Result]] = {}
+    by_method: dict[str, dict[int, JobResult]] = {}
     for job in run.jobs((), seeds):
         result = run.saved_result(job) if job.protocol is protocol else None
         if result:
@@ -136,7 +136,7 @@ def _protocol_results(run: Run, protocol: Protocol, seeds: int) -> ProtocolResul
     )
 
 
-def _seen_noise(run: Run, by_method: Mapping[str, Mapping[int, Result]]) -> dict[tuple[str, str], NoiseChains]:
+def _seen_noise(run: Run, by_method: Mapping[str, Mapping[int, JobResult]]) -> dict[tuple[str, str], NoiseChains]:
     """The noisy copies that each score has seen, by method and score, without the scores that have seen none."""
     pairs = dict.fromkeys(
         (key, score)

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 from qualms.bundle.manifest import Name, first_problem
 from qualms_training.errors import RecipeError
 from qualms_training.files import load_toml, toml_names
-from qualms_training.paper.protocol import Protocol
+from qualms_training.paper.evaluation_protocol import Protocol
 from qualms_training.paper.registry import METHODS
 from qualms_training.recipe import Count, Section
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from qualms_training.errors import ModelError
 from qualms_training.meta.fusion import ERRORS
-from qualms_training.paper.method import Verdict
+from qualms_training.paper.method import MethodOutput
 from qualms_training.reporting.evaluation import detection
 
 
@@ -48,7 +48,7 @@ class Measurements(BaseModel):
 
 
 def measure(
-    verdicts: Mapping[str, Verdict],
+    verdicts: Mapping[str, MethodOutput],
     labels: NDArray[np.int64],
     base_predictions: NDArray[np.int64] | None,
     negatives: Mapping[str, NDArray[np.bool_]] | None = None,
@@ -77,7 +77,9 @@ def measure(
     )
 
 
-def measure_noise(clean: Verdict, wrong: NDArray[np.bool_], noisy: Mapping[str, Verdict]) -> dict[str, Detections]:
+def measure_noise(
+    clean: MethodOutput, wrong: NDArray[np.bool_], noisy: Mapping[str, MethodOutput]
+) -> dict[str, Detections]:
     """Metrics of separating clean images from noisy copies, by noise, and the `wrong` (N,) clean images from the others."""
     by_noise = {
         kind: {name: _detection(values, verdict.scores[name]) for name, values in clean.scores.items()}
@@ -86,7 +88,7 @@ def measure_noise(clean: Verdict, wrong: NDArray[np.bool_], noisy: Mapping[str, 
     return {**by_noise, ERRORS: _error_detections(clean, wrong)}
 
 
-def _error_detections(verdict: Verdict, wrong: NDArray[np.bool_]) -> Detections:
+def _error_detections(verdict: MethodOutput, wrong: NDArray[np.bool_]) -> Detections:
     if not 0 < wrong.sum() < len(wrong):
         return {}
     return {name: _detection(values[~wrong], values[wrong]) for name, values in verdict.scores.items()}
@@ -97,7 +99,7 @@ def _detection(negatives: NDArray[Any], positives: NDArray[Any]) -> Detection:
     return Detection(auroc=auroc, aupr=aupr, fpr95=fpr95)
 
 
-def _check_finite(verdicts: Mapping[str, Verdict]) -> None:
+def _check_finite(verdicts: Mapping[str, MethodOutput]) -> None:
     for column, verdict in verdicts.items():
         for name, values in verdict.scores.items():
             if not np.isfinite(values).all():

@@ -88,7 +88,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One score of one method, with the names that the tables use."""
 
     method: str
@@ -113,7 +113,7 @@ class Table:
     metric: str | None
     """metric of all cells, or None if columns have different ones"""
     columns: list[str]
-    rows: list[Row]
+    rows: list[TableRow]
     note: str = ""
     """sentence after the title"""
 

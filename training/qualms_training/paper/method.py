@@ -34,7 +34,7 @@ class NotApplicableError(QualmsError):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MethodOutput:
     """A method's output for N images."""
 
     predictions: NDArray[np.int64]
@@ -61,7 +61,7 @@ class PostHocMethod(_Method, ABC):
         """
 
     @abstractmethod
-    def score(self, outputs: BaseOutputs) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> MethodOutput:
         """Classes and uncertainty scores of N images."""
 
 
@@ -77,7 +77,7 @@ class ImageMethod(_Method, ABC):
         """
 
     @abstractmethod
-    def score(self, images: Images) -> Verdict:
+    def score(self, images: Images) -> MethodOutput:
         """Classes and uncertainty scores of N images."""
 
 

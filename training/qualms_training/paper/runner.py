@@ -20,17 +20,17 @@ from qualms_training.errors import DataError, RecipeError
 from qualms_training.files import fingerprint, save_json
 from qualms_training.paper.definition import Benchmark
 from qualms_training.paper.detection import Detections, Measurements, measure, measure_noise
+from qualms_training.paper.evaluation_protocol import Protocol
 from qualms_training.paper.inputs import InputBuilder
-from qualms_training.paper.method import Method, NoiseChains, NotApplicableError, PostHocMethod, Verdict
-from qualms_training.paper.protocol import Protocol
+from qualms_training.paper.method import Method, MethodOutput, NoiseChains, NotApplicableError, PostHocMethod
 from qualms_training.paper.registry import METHODS, Entry, methods_for
 from qualms_training.recipe import Recipe, load_recipe
 from qualms_training.stages import base
 from qualms_training.stages.context import RunContext
 
 
-class Result(BaseModel):
-    """Result of one method with one seed under one protocol. The aliases are the keys in the saved file."""
+class JobResult(BaseModel):
+    """JobResult of one method with one seed under one protocol. The aliases are the keys in the saved file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True, serialize_by_alias=True)
 
@@ -48,7 +48,7 @@ class Result(BaseModel):
 
 
 @dataclass(frozen=True)
-class Job:
+class MethodRun:
     """One method with one seed under one protocol."""
 
     key: str
@@ -111,11 +111,11 @@ class Run:
         name = load_recipe(self.benchmark.recipes[0]).data.id
         return [[load(name, split, self.data_dir).digest() for split in ("train", "test")], self.columns]
 
-    def jobs(self, only: Sequence[str], seeds: int) -> list[Job]:
+    def jobs(self, only: Sequence[str], seeds: int) -> list[MethodRun]:
         """All jobs, ordered by seed, then protocol, then method; `only` limits the methods if it is not empty."""
         keys = [key for key in methods_for(transfer=self.transfer) if key not in self.benchmark.not_run]
         return [
-            Job(key, seed, protocol)
+            MethodRun(key, seed, protocol)
             for seed in range(seeds)
             for protocol in self.benchmark.protocols
             for key in keys
@@ -123,7 +123,7 @@ class Run:
             and (not METHODS[key].whole_network or seed < self.benchmark.whole_network_seeds)
         ]
 
-    def fingerprint(self, job: Job) -> str:
+    def fingerprint(self, job: MethodRun) -> str:
         """Digest of everything that determines a job's result."""
         recipe = self.recipe_of(job.entry)
         settings = asdict(self.method(job.key))
@@ -149,15 +149,15 @@ class Run:
         recipe = self.recipe_of(METHODS[key])
         return [] if recipe is None else self.method(key).seen_noise(recipe, score)
 
-    def saved_result(self, job: Job) -> Result | None:
+    def saved_result(self, job: MethodRun) -> JobResult | None:
         """A job's result, or None if there is none or it was made from other inputs."""
         try:
-            result = Result.model_validate_json(job.file(self.out).read_text(encoding="utf-8"))
+            result = JobResult.model_validate_json(job.file(self.out).read_text(encoding="utf-8"))
         except (OSError, ValidationError):
             return None
         return result if result.fingerprint == self.fingerprint(job) else None
 
-    def run(self, jobs: Sequence[Job]) -> None:
+    def run(self, jobs: Sequence[MethodRun]) -> None:
         """Run the jobs that have no saved result."""
         missing = [job for job in jobs if self.saved_result(job) is None]
         self.display.note(f"  {len(jobs) - len(missing)} of {len(jobs)} results exist")
@@ -171,7 +171,7 @@ class Run:
             )
             self.display.note(f"  {index}/{len(missing)} seed {job.seed}, {job.protocol}, {job.key}: {summary}")
 
-    def _with_inputs(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, InputBuilder | None]]:
+    def _with_inputs(self, jobs: Sequence[MethodRun]) -> Iterator[tuple[MethodRun, InputBuilder | None]]:
         """Each job with its base and data, or None if there is no recipe for it; jobs with the same base share them."""
         contexts: dict[str, RunContext] = {}
         seed, ood_images = -1, {}
@@ -189,7 +189,7 @@ class Run:
             else:
                 yield job, InputBuilder(contexts[recipe.name], job.protocol, job.seed, ood_images)
 
-    def _scratch(self, job: Job) -> Path:
+    def _scratch(self, job: MethodRun) -> Path:
         """Folder for the checkpoints of a post-hoc method; deleted after its result is saved."""
         return self.out / "unfinished" / f"{job.key}-{job.protocol}-{job.seed}"
 
@@ -198,11 +198,11 @@ class Run:
         base.run(context)
         return context
 
-    def _result(self, job: Job, builder: InputBuilder | None) -> Result:
+    def _result(self, job: MethodRun, builder: InputBuilder | None) -> JobResult:
         digest = self.fingerprint(job)
         if builder is None:
             reason = f"the benchmark has no recipe with a meta-model of {job.entry.form} form"
-            return Result(fingerprint=digest, reason=reason)
+            return JobResult(fingerprint=digest, reason=reason)
         method, begin = self.method(job.key), time.perf_counter()
         try:
             if isinstance(method, PostHocMethod):
@@ -213,14 +213,14 @@ class Run:
                 folder = self.out / "networks" / job.key / f"seed-{job.seed}"
                 stored_numbers = method.fit(builder.image_inputs(folder))
         except NotApplicableError as error:
-            return Result(fingerprint=digest, reason=str(error))
+            return JobResult(fingerprint=digest, reason=str(error))
         fit_seconds = time.perf_counter() - begin
         verdicts, score_seconds = _verdicts(method, builder)
         base_predictions = None if self.transfer else builder.scored_outputs()["test"].predictions
         measured = measure(verdicts, builder.test_labels, base_predictions, _negatives(builder))
         if isinstance(method, PostHocMethod) and job.protocol is Protocol.fair and not self.transfer:
             measured = measured.model_copy(update={"noise": _measure_noise(method, builder)})
-        return Result(
+        return JobResult(
             fingerprint=digest,
             measured=measured,
             fit_seconds=fit_seconds,
@@ -234,7 +234,7 @@ def _base_settings(recipe: Recipe) -> list[object]:
     return [recipe.prediction, recipe.data, recipe.input, recipe.base.model_dump(exclude={"taps"})]
 
 
-def _verdicts(method: Method, builder: InputBuilder) -> tuple[dict[str, Verdict], float]:
+def _verdicts(method: Method, builder: InputBuilder) -> tuple[dict[str, MethodOutput], float]:
     """Verdicts on the test set and every column, and the seconds for them without the forward pass of the base."""
     if isinstance(method, PostHocMethod):
         outputs = builder.scored_outputs()

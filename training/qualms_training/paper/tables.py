@@ -9,11 +9,11 @@ from qualms_training.data.noise import CORRUPTION
 from qualms_training.data.prepare import CORRUPTED
 from qualms_training.meta.fusion import merit
 from qualms_training.paper.detection import Detections, Measurements
-from qualms_training.paper.document import BEST_MARK, Cell, Row, Table, mark_best
+from qualms_training.paper.document import BEST_MARK, Cell, Table, TableRow, mark_best
 from qualms_training.paper.method import NoiseChains
 from qualms_training.paper.published import Figure, figure
 from qualms_training.paper.registry import METHODS, PAPER_SCORE_NAMES, Entry, Group, methods_for
-from qualms_training.paper.runner import Result
+from qualms_training.paper.runner import JobResult
 from qualms_training.reporting.report import METRICS
 
 NOT_AVAILABLE = "not available"
@@ -26,7 +26,7 @@ MEAN_OF_IMAGES = "mean of images"
 class ProtocolResults:
     """All results of one protocol, and the facts about the benchmark that the tables need."""
 
-    by_method: Mapping[str, Mapping[int, Result]]
+    by_method: Mapping[str, Mapping[int, JobResult]]
     """by method and seed"""
     columns: Sequence[str]
     available: Sequence[str]
@@ -48,7 +48,7 @@ class ProtocolResults:
         """The methods that have rows in the tables."""
         return methods_for(transfer=self.transfer)
 
-    def measured(self, key: str) -> dict[int, tuple[Result, Measurements]]:
+    def measured(self, key: str) -> dict[int, tuple[JobResult, Measurements]]:
         """A method's results that have measurements, by seed."""
         results = self.by_method.get(key, {})
         return {seed: (result, result.measured) for seed, result in results.items() if result.measured}
@@ -59,19 +59,19 @@ class ProtocolResults:
         measurements = [one for key in self.by_method for _, one in self.measured(key).values()]
         return list(dict.fromkeys(kind for one in measurements for kind in one.noise))
 
-    def collect(self, key: str, get: Callable[[Result, Measurements], float | None]) -> dict[int, float]:
+    def collect(self, key: str, get: Callable[[JobResult, Measurements], float | None]) -> dict[int, float]:
         """One figure of a method by seed."""
         figures = {seed: get(*pair) for seed, pair in self.measured(key).items()}
         return {seed: value for seed, value in figures.items() if value is not None}
 
-    def cell(self, key: str, get: Callable[[Result, Measurements], float | None], decimals: int = 1) -> Cell:
+    def cell(self, key: str, get: Callable[[JobResult, Measurements], float | None], decimals: int = 1) -> Cell:
         """A cell with one figure of a method."""
         return Cell(self.collect(key, get), decimals=decimals, missing="–" if self.measured(key) else NOT_RUN)
 
     def detection(self, key: str, score: str, metric: str, select: Callable[[Measurements], Detections]) -> Cell:
         """A cell with one metric of one score, from the detections that `select` returns."""
 
-        def get(_: Result, measured: Measurements) -> float | None:
+        def get(_: JobResult, measured: Measurements) -> float | None:
             detection = select(measured).get(score)
             return None if detection is None else float(getattr(detection, metric))
 
@@ -205,13 +205,13 @@ def reasons(results: ProtocolResults) -> list[str]:
     return sentences + [f"Columns of {name}: not available: there are no data for it." for name in results.other_ids]
 
 
-def _over_sets(results: ProtocolResults, name: str, title: str, metric: str, rows: list[Row]) -> Table:
+def _over_sets(results: ProtocolResults, name: str, title: str, metric: str, rows: list[TableRow]) -> Table:
     of_images = [MEAN_OF_IMAGES] if CORRUPTED in results.columns else []
     columns = [*results.columns, "mean", "worst", *of_images, results.itself]
     return mark_best(Table(name, title, metric, columns, rows), unrated=(results.itself,))
 
 
-def _ood_row(results: ProtocolResults, key: str, score: str, metric: str, task: str) -> Row:
+def _ood_row(results: ProtocolResults, key: str, score: str, metric: str, task: str) -> TableRow:
     """One cell per OOD set, their mean, the worst of them, the mean of images, and the set against itself."""
     cells = [_set_cell(results, key, score, metric, task, column) for column in results.columns]
     by_seed = _by_seed(cells)
@@ -249,7 +249,7 @@ def _noise_cell(results: ProtocolResults, key: str, score: str, kind: str) -> Ce
     return results.with_seen_noise(cell, key, score, [kind])
 
 
-def _transfer_row(results: ProtocolResults, key: str, score: str) -> Row:
+def _transfer_row(results: ProtocolResults, key: str, score: str) -> TableRow:
     """Accuracy, the cells of each OOD set, the set against itself, and the paper's figures for which data are missing."""
     predicts = METHODS[key].group != "control"
     accuracy = results.cell(key, lambda _, measured: 100 - measured.error_rate if predicts else None)
@@ -282,10 +282,10 @@ def _published_accuracy(results: ProtocolResults, key: str, score: str, paper_id
     return next((value for value in figures if value), None)
 
 
-def _row(key: str, score: str, cells: list[Cell]) -> Row:
+def _row(key: str, score: str, cells: list[Cell]) -> TableRow:
     entry = METHODS[key]
     name = PAPER_SCORE_NAMES.get(score, score.replace("_", " "))
-    return Row(entry.title, name, cells, rated=entry.group != "control")
+    return TableRow(entry.title, name, cells, rated=entry.group != "control")
 
 
 def _reason(results: ProtocolResults, key: str) -> str:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from qualms.bundle.file import Bundle, open_bundle, write_bundle
-from qualms.bundle.manifest import Manifest, Operating, first_problem
+from qualms.bundle.manifest import Manifest, OperatingDefaults, first_problem
 from qualms.bundle.runtime import GraphRunner, check_golden
 from qualms.decisions.calibration import calibrate, reference
 from qualms.decisions.flag import rank
@@ -95,11 +95,11 @@ def _unseen_digest(images: ImageSet, manifest: Manifest) -> str:
     return digest
 
 
-def _operating(current: Operating, changes: dict[str, float | None]) -> Operating:
+def _operating(current: OperatingDefaults, changes: dict[str, float | None]) -> OperatingDefaults:
     """The operating point with the changed values."""
     given = {name: value for name, value in changes.items() if value is not None}
     try:
-        return Operating.model_validate({**current.model_dump(), **given})
+        return OperatingDefaults.model_validate({**current.model_dump(), **given})
     except ValidationError as error:
         raise OperatingPointError(f"The operating point is not valid: {first_problem(error)}.") from None
 

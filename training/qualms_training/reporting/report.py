@@ -13,7 +13,7 @@ METRICS = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
 UNSUPPORTED = "not supported: no threshold meets the target with confidence"
 
 
-class Cell(NamedTuple):
+class SeedCell(NamedTuple):
     """Mean and standard deviation of our figure over seeds, and the paper's figure."""
 
     mean: float
@@ -118,8 +118,8 @@ def to_markdown(grid: Grid) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(values: Sequence[float], paper: Figure | None) -> Cell:
-    return Cell(float(np.mean(values)), float(np.std(values)), len(values), paper)
+def _cell(values: Sequence[float], paper: Figure | None) -> SeedCell:
+    return SeedCell(float(np.mean(values)), float(np.std(values)), len(values), paper)
 
 
 def _title_suffix(evaluations: Sequence[Evaluation], paper_id: str | None) -> str:

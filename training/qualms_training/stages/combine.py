@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from qualms_training.data.noise import NOISES
 from qualms_training.files import fingerprint, save_json, save_torch
 from qualms_training.fitting.feature_cache import Features
-from qualms_training.fitting.meta_trainer import outputs
-from qualms_training.meta.dirichlet import scores
+from qualms_training.fitting.meta_trainer import head_outputs
+from qualms_training.meta.dirichlet import dirichlet_scores
 from qualms_training.meta.fusion import FusionData
 from qualms_training.meta.ood_scores import OodScores
 from qualms_training.models import identity, load_weights
@@ -53,7 +53,7 @@ def misclassified(context: RunContext, images: Features, labels: NDArray[np.int6
     """Whether the bundle will misclassify each of N images, (N,)."""
     source = images.logits
     if context.recipe.prediction == "meta":
-        source = outputs(fit.fitted_meta(context), images, torch.device("cpu")).numpy()
+        source = head_outputs(fit.fitted_meta(context), images, torch.device("cpu")).numpy()
     return np.asarray(source.argmax(axis=1) != labels)
 
 
@@ -87,5 +87,5 @@ def _fit(context: RunContext, model: OodScores, train: Features, file: Path) -> 
 
 def _components(context: RunContext, model: OodScores, images: Features) -> NDArray[np.float64]:
     """The scores that are fused, (N, J)."""
-    log_alpha = outputs(fit.fitted_meta(context), images, torch.device("cpu"))
-    return model.all_components(images.logits, scores(log_alpha).mutual_information, images.taps)
+    log_alpha = head_outputs(fit.fitted_meta(context), images, torch.device("cpu"))
+    return model.all_components(images.logits, dirichlet_scores(log_alpha).mutual_information, images.taps)

@@ -8,9 +8,9 @@ from sklearn.metrics import roc_auc_score
 
 from qualms_training.data import load
 from qualms_training.data.prepare import itself_half
+from qualms_training.paper.evaluation_protocol import Protocol, Role, normaliser
 from qualms_training.paper.inputs import Images
 from qualms_training.paper.methods.pixels import Pixels
-from qualms_training.paper.protocol import Protocol, Role, normaliser
 from qualms_training.recipe import load_recipe
 from qualms_training.reporting.evaluation import detection
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from qualms_training.paper.inputs import ImageInputs, Images
-from qualms_training.paper.method import ImageMethod, Verdict
+from qualms_training.paper.method import ImageMethod, MethodOutput
 
 ROWS = 2048
 """images normalised at once"""
@@ -27,7 +27,7 @@ class Pixels(ImageMethod):
         """Nothing to learn."""
         return 0
 
-    def score(self, images: Images) -> Verdict:
+    def score(self, images: Images) -> MethodOutput:
         """Both statistics, negated; the class is always −1."""
         parts = [
             images.normalise.cpu()(torch.from_numpy(images.pixels[start : start + ROWS])).flatten(1).double()
@@ -37,4 +37,4 @@ class Pixels(ImageMethod):
             "pixel_deviation": -torch.cat([part.std(dim=1) for part in parts]).numpy(),
             "pixel_maximum": -torch.cat([part.abs().amax(dim=1) for part in parts]).numpy(),
         }
-        return Verdict(np.full(len(images.pixels), -1, dtype=np.int64), scores)
+        return MethodOutput(np.full(len(images.pixels), -1, dtype=np.int64), scores)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from qualms_training.meta.dirichlet import scores
+from qualms_training.meta.dirichlet import dirichlet_scores
 from qualms_training.paper.inputs import LabelledOutputs, PostHocInputs
-from qualms_training.paper.method import Verdict
+from qualms_training.paper.method import MethodOutput
 from qualms_training.paper.methods.trained_heads.fused import Fused
 
 DrawOutputs = Callable[..., LabelledOutputs]
@@ -50,7 +50,7 @@ def test_fused_score_detects_ood_data(fused: Fused, draw_outputs: DrawOutputs) -
 def test_fused_score_equals_the_output_of_the_exported_module(fused: Fused, draw_outputs: DrawOutputs) -> None:
     outputs = draw_outputs(40, seed=5).outputs
     assert fused.head
-    information = scores(fused.head(outputs)).mutual_information.float()
+    information = dirichlet_scores(fused.head(outputs)).mutual_information.float()
     taps = outputs.features.batch(np.arange(40), torch.device("cpu"))
     with torch.inference_mode():
         _, expected = fused.ood_scores(torch.from_numpy(outputs.logits).float(), information, taps)
@@ -60,7 +60,7 @@ def test_fused_score_equals_the_output_of_the_exported_module(fused: Fused, draw
 def test_evidence_from_density_decreases_with_the_distance_from_the_data(
     by_density: Fused, draw_outputs: DrawOutputs
 ) -> None:
-    near: Verdict = by_density.score(draw_outputs(200, seed=5).outputs)
+    near: MethodOutput = by_density.score(draw_outputs(200, seed=5).outputs)
     far = by_density.score(draw_outputs(200, seed=6, shift=6.0).outputs)
     assert set(near.scores) == {
         "fused",

@@ -13,10 +13,10 @@ from sklearn.linear_model import LogisticRegression
 
 from qualms_training.fitting.meta_trainer import train_meta
 from qualms_training.paper.inputs import LabelledOutputs, PostHocInputs
+from qualms_training.paper.methods.method_output import dirichlet_verdict, softmax_verdict
 from qualms_training.paper.methods.trained_heads import heads
 from qualms_training.paper.methods.trained_heads.ablations import CrossEnt, LastLayer, LinearMeta
 from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta
-from qualms_training.paper.methods.verdicts import dirichlet_verdict, softmax_verdict
 
 DrawOutputs = Callable[..., LabelledOutputs]
 MakePostHocInputs = Callable[..., PostHocInputs]

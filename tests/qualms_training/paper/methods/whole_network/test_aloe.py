@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from qualms_training.meta.extractor import Normalise
 from qualms_training.models import build, identity
+from qualms_training.paper.evaluation_protocol import Protocol
 from qualms_training.paper.inputs import ImageInputs
 from qualms_training.paper.methods.whole_network.aloe import ALOE, joined, outlier_loss
-from qualms_training.paper.protocol import Protocol
 
 MakeImageInputs = Callable[..., ImageInputs]
 NORMALISE = Normalise([0.4, 0.5, 0.6], [0.2, 0.25, 0.3])

@@ -10,7 +10,7 @@ from scipy.stats import dirichlet
 
 from qualms_training.paper.inputs import ImageInputs
 from qualms_training.paper.methods.whole_network.be_bayesian import BeBayesian
-from qualms_training.paper.methods.whole_network.networks import outputs
+from qualms_training.paper.methods.whole_network.training import outputs
 
 MakeImageInputs = Callable[..., ImageInputs]
 

@@ -12,9 +12,9 @@ from scipy.stats import dirichlet, norm
 from torch import Tensor
 
 from qualms_training.paper.inputs import ImageInputs, LabelledImages
-from qualms_training.paper.methods.whole_network.networks import outputs
 from qualms_training.paper.methods.whole_network.postnet import MAX_LOG_ALPHA, PostNet
 from qualms_training.paper.methods.whole_network.radial_flow import RadialFlows
+from qualms_training.paper.methods.whole_network.training import outputs
 
 MakeImageInputs = Callable[..., ImageInputs]
 

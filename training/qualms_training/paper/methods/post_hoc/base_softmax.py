@@ -4,8 +4,8 @@ Out-of-Distribution Examples in Neural Networks", ICLR 2017)."""
 from dataclasses import dataclass
 
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
-from qualms_training.paper.method import PostHocMethod, Verdict
-from qualms_training.paper.methods.verdicts import softmax_scores
+from qualms_training.paper.method import MethodOutput, PostHocMethod
+from qualms_training.paper.methods.method_output import softmax_scores
 
 
 @dataclass
@@ -16,6 +16,6 @@ class BaseSoftmax(PostHocMethod):
         """Nothing to learn."""
         return 0
 
-    def score(self, outputs: BaseOutputs) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> MethodOutput:
         """The base's classes and both scores."""
-        return Verdict(outputs.predictions, dict(softmax_scores(outputs.logits)))
+        return MethodOutput(outputs.predictions, dict(softmax_scores(outputs.logits)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from scipy.special import logsumexp
 
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
-from qualms_training.paper.method import PostHocMethod, Verdict
+from qualms_training.paper.method import MethodOutput, PostHocMethod
 
 
 @dataclass
@@ -16,6 +16,6 @@ class Energy(PostHocMethod):
         """Nothing to learn."""
         return 0
 
-    def score(self, outputs: BaseOutputs) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> MethodOutput:
         """The base's classes and the energy."""
-        return Verdict(outputs.predictions, {"energy": -logsumexp(outputs.logits, axis=1)})
+        return MethodOutput(outputs.predictions, {"energy": -logsumexp(outputs.logits, axis=1)})

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
-from qualms_training.paper.method import PostHocMethod, Verdict
+from qualms_training.paper.method import MethodOutput, PostHocMethod
 
 
 @dataclass
@@ -21,10 +21,10 @@ class FDBD(PostHocMethod):
         np.fill_diagonal(self.normal_lengths, 1.0)
         return int(self.mean.size + self.normal_lengths.size)
 
-    def score(self, outputs: BaseOutputs) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> MethodOutput:
         """The base's classes and the negative relative distance to the boundaries."""
         chosen = outputs.predictions
         gaps = outputs.logits.max(axis=1, keepdims=True) - outputs.logits
         boundary = (gaps / self.normal_lengths[chosen]).sum(axis=1) / (gaps.shape[1] - 1)
         spread = np.linalg.norm(outputs.penultimate - self.mean, axis=1)
-        return Verdict(chosen, {"boundary": -boundary / np.maximum(spread, np.finfo(np.float32).tiny)})
+        return MethodOutput(chosen, {"boundary": -boundary / np.maximum(spread, np.finfo(np.float32).tiny)})

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import softmax
 
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
-from qualms_training.paper.method import PostHocMethod, Verdict
+from qualms_training.paper.method import MethodOutput, PostHocMethod
 from qualms_training.recipe import Count, Positive
 
 
@@ -22,10 +22,12 @@ class GEN(PostHocMethod):
         """Nothing to learn."""
         return 0
 
-    def score(self, outputs: BaseOutputs) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> MethodOutput:
         """The base's classes and the generalised entropy."""
         probabilities = np.sort(softmax(outputs.logits, axis=1), axis=1)
         top = probabilities[:, -self.largest :]
         rest = 1 - top
         rest[:, -1] = probabilities[:, :-1].sum(axis=1)  # 1 − p of the largest probability would round to 0
-        return Verdict(outputs.predictions, {"generalised_entropy": (top**self.gamma * rest**self.gamma).sum(axis=1)})
+        return MethodOutput(
+            outputs.predictions, {"generalised_entropy": (top**self.gamma * rest**self.gamma).sum(axis=1)}
+        )

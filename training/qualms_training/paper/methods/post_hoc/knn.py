@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
-from qualms_training.paper.method import NotApplicableError, PostHocMethod, Verdict
+from qualms_training.paper.method import MethodOutput, NotApplicableError, PostHocMethod
 from qualms_training.paper.methods.post_hoc.geometry import unit
 from qualms_training.recipe import Count
 
@@ -27,8 +27,8 @@ class KNN(PostHocMethod):
         self.bank = torch.from_numpy(unit(inputs.train.outputs.penultimate)).float().T.contiguous()
         return self.bank.numel()
 
-    def score(self, outputs: BaseOutputs) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> MethodOutput:
         """The base's classes and the squared distance to the k-th neighbour."""
         rows = torch.from_numpy(unit(outputs.penultimate)).float()
         nearest = [(part @ self.bank).topk(self.k, dim=1).values[:, -1] for part in torch.split(rows, ROWS)]
-        return Verdict(outputs.predictions, {"distance": 2 - 2 * torch.cat(nearest).double().numpy()})
+        return MethodOutput(outputs.predictions, {"distance": 2 - 2 * torch.cat(nearest).double().numpy()})

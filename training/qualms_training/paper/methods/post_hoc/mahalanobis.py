@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
-from qualms_training.paper.method import PostHocMethod, Verdict
+from qualms_training.paper.method import MethodOutput, PostHocMethod
 from qualms_training.paper.methods.post_hoc.geometry import Array, Gaussian, unit
 
 
@@ -23,10 +23,10 @@ class MahalanobisPlusPlus(PostHocMethod):
         self.gaussian = Gaussian.fit(features, inputs.train.labels, inputs.head.weight.shape[0])
         return self.gaussian.size
 
-    def score(self, outputs: BaseOutputs) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> MethodOutput:
         """The base's classes and the distance to the nearest class mean."""
         distances = self.gaussian.distances(self._features(outputs))
-        return Verdict(outputs.predictions, {"distance": distances.min(axis=1)})
+        return MethodOutput(outputs.predictions, {"distance": distances.min(axis=1)})
 
     def _features(self, outputs: BaseOutputs) -> Array:
         if self.where == "penultimate":

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
-from qualms_training.paper.method import PostHocMethod, Verdict
+from qualms_training.paper.method import MethodOutput, PostHocMethod
 from qualms_training.paper.methods.post_hoc.geometry import Gaussian
 
 
@@ -20,8 +20,8 @@ class RMDS(PostHocMethod):
         self.background = Gaussian.fit(features, np.zeros(len(features), dtype=np.int64), 1)
         return self.classes.size + self.background.size
 
-    def score(self, outputs: BaseOutputs) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> MethodOutput:
         """The base's classes and the relative distance."""
         features = outputs.penultimate.astype(np.float64)
         relative = self.classes.distances(features) - self.background.distances(features)
-        return Verdict(outputs.predictions, {"relative_distance": relative.min(axis=1)})
+        return MethodOutput(outputs.predictions, {"relative_distance": relative.min(axis=1)})

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
-from qualms_training.paper.method import NotApplicableError, PostHocMethod, Verdict
+from qualms_training.paper.method import MethodOutput, NotApplicableError, PostHocMethod
 from qualms_training.paper.methods.post_hoc.geometry import Array
 
 
@@ -33,10 +33,10 @@ class ViM(PostHocMethod):
         self.scale = float(train.logits.max(axis=1).mean() / self._lengths(train).mean())
         return self.origin.size + self.residual_space.size + 1
 
-    def score(self, outputs: BaseOutputs) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> MethodOutput:
         """The base's classes and the virtual logit minus the log-sum-exp of the logits."""
         virtual = self.scale * self._lengths(outputs)
-        return Verdict(outputs.predictions, {"virtual_logit": virtual - logsumexp(outputs.logits, axis=1)})
+        return MethodOutput(outputs.predictions, {"virtual_logit": virtual - logsumexp(outputs.logits, axis=1)})
 
     def _lengths(self, outputs: BaseOutputs) -> Array:
         return np.asarray(np.linalg.norm((outputs.penultimate - self.origin) @ self.residual_space, axis=1))

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from qualms_training.meta.meta_model import SoftClamp
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
-from qualms_training.paper.method import NoiseChains, PostHocMethod, Verdict
+from qualms_training.paper.method import MethodOutput, NoiseChains, PostHocMethod
+from qualms_training.paper.methods.method_output import dirichlet_verdict, softmax_verdict
 from qualms_training.paper.methods.trained_heads.heads import (
     cross_entropy,
     linear_head,
@@ -12,7 +13,6 @@ from qualms_training.paper.methods.trained_heads.heads import (
     stopping_noise,
     train_head,
 )
-from qualms_training.paper.methods.verdicts import dirichlet_verdict, softmax_verdict
 from qualms_training.recipe import Recipe
 
 
@@ -32,7 +32,7 @@ class LinearMeta(_Ablation):
         self.head = linear_head(inputs, SoftClamp())
         return train_head(inputs, self.head, inputs.recipe.meta)
 
-    def score(self, outputs: BaseOutputs) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> MethodOutput:
         """All scores of the Dirichlet distribution."""
         return dirichlet_verdict(self.head(outputs))
 
@@ -46,7 +46,7 @@ class CrossEnt(_Ablation):
         self.head = meta_head(inputs, inputs.recipe.meta)
         return train_head(inputs, self.head, inputs.recipe.meta, cross_entropy())
 
-    def score(self, outputs: BaseOutputs) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> MethodOutput:
         """Class, entropy and 1 − max probability of the softmax."""
         return softmax_verdict(self.head(outputs))
 

@@ -7,9 +7,9 @@ import numpy as np
 from pydantic import Field
 
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
-from qualms_training.paper.method import NoiseChains, PostHocMethod, Verdict
+from qualms_training.paper.method import MethodOutput, NoiseChains, PostHocMethod
+from qualms_training.paper.methods.method_output import dirichlet_verdict
 from qualms_training.paper.methods.trained_heads.heads import meta_head, stopping_noise, train_head
-from qualms_training.paper.methods.verdicts import dirichlet_verdict
 from qualms_training.recipe import MetaSection, Recipe
 
 
@@ -36,7 +36,7 @@ class DirichletMeta(PostHocMethod):
         """The noisy copies used for early stopping."""
         return stopping_noise(self._section(recipe))
 
-    def score(self, outputs: BaseOutputs) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> MethodOutput:
         """All scores of the Dirichlet distribution."""
         return dirichlet_verdict(self.head(outputs))
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
-from qualms_training.paper.method import PostHocMethod, Verdict
+from qualms_training.paper.method import MethodOutput, PostHocMethod
+from qualms_training.paper.methods.method_output import softmax_verdict
 from qualms_training.paper.methods.trained_heads.heads import cross_entropy, linear_head, meta_head, train_head
-from qualms_training.paper.methods.verdicts import softmax_verdict
 from qualms_training.recipe import Count, NotNegative, Positive
 
 
@@ -31,7 +31,7 @@ class FineTune(PostHocMethod):
         section = meta.model_copy(update=self._optimisation())
         return train_head(inputs, self.head, section, cross_entropy(), stop=False)
 
-    def score(self, outputs: BaseOutputs) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> MethodOutput:
         """Class, entropy and 1 − max probability of the softmax."""
         return softmax_verdict(self.head(outputs))
 

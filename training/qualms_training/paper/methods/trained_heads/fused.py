@@ -10,15 +10,15 @@ from scipy.special import softmax
 from torch import Tensor
 
 from qualms_training.data.noise import NOISES
-from qualms_training.meta.dirichlet import scores
+from qualms_training.meta.dirichlet import dirichlet_scores
 from qualms_training.meta.evidence import DensityEvidence
 from qualms_training.meta.fusion import FusionData
 from qualms_training.meta.ood_scores import OodScores
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
-from qualms_training.paper.method import NoiseChains, PostHocMethod, Verdict
+from qualms_training.paper.method import MethodOutput, NoiseChains, PostHocMethod
+from qualms_training.paper.methods.method_output import dirichlet_verdict
 from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta
 from qualms_training.paper.methods.trained_heads.heads import FeatureHead
-from qualms_training.paper.methods.verdicts import dirichlet_verdict
 from qualms_training.recipe import Recipe
 
 
@@ -58,18 +58,18 @@ class Fused(PostHocMethod):
         meta = DirichletMeta().seen_noise(recipe, score) if self.evidence == "meta" else []
         return [*meta, *([kind] for kind in NOISES)] if score == "fused" else meta
 
-    def score(self, outputs: BaseOutputs) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> MethodOutput:
         """The base's classes and the fused score; with evidence from density also all scores of its Dirichlet."""
         components = torch.from_numpy(self._components(outputs)).float()
         with torch.inference_mode():
             values = {"fused": self.ood_scores.fusion(components).double().numpy()}
         if self.density_evidence is not None:
             values |= dirichlet_verdict(self._log_alpha(outputs)).scores
-        return Verdict(outputs.predictions, values)
+        return MethodOutput(outputs.predictions, values)
 
     def _components(self, outputs: BaseOutputs) -> NDArray[np.float64]:
         """The scores that are fused, (N, J)."""
-        information = scores(self._log_alpha(outputs)).mutual_information
+        information = dirichlet_scores(self._log_alpha(outputs)).mutual_information
         return self.ood_scores.all_components(outputs.features.logits, information, outputs.features.taps)
 
     def _distance(self, outputs: BaseOutputs) -> NDArray[np.float64]:

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from qualms_training.files import fingerprint
 from qualms_training.fitting.feature_cache import Features
-from qualms_training.fitting.meta_trainer import Objective, StoppingData, outputs, train_meta
+from qualms_training.fitting.meta_trainer import Objective, StoppingData, head_outputs, train_meta
 from qualms_training.meta.meta_model import PooledMeta, build_meta
 from qualms_training.models import count_parameters
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
 from qualms_training.paper.method import NoiseChains
-from qualms_training.paper.methods.verdicts import softmax_scores
+from qualms_training.paper.methods.method_output import softmax_scores
 from qualms_training.recipe import MetaSection
 
 
@@ -30,7 +30,7 @@ class FeatureHead:
 
     def __call__(self, base_outputs: BaseOutputs) -> Tensor:
         """Outputs of the network, (N, K)."""
-        return outputs(self.model, self.select(base_outputs), next(self.model.parameters()).device)
+        return head_outputs(self.model, self.select(base_outputs), next(self.model.parameters()).device)
 
 
 def meta_head(inputs: PostHocInputs, section: MetaSection) -> FeatureHead:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
-from qualms_training.paper.method import NoiseChains, PostHocMethod, Verdict
-from qualms_training.paper.methods.verdicts import probability_scores
+from qualms_training.paper.method import MethodOutput, NoiseChains, PostHocMethod
+from qualms_training.paper.methods.method_output import probability_scores
 from qualms_training.recipe import Count, Positive, Recipe
 
 BATCH = 128
@@ -57,14 +57,14 @@ class LULA(PostHocMethod):
         """The outliers, which are the recipe's noisy copies of validation images."""
         return recipe.meta.stop_noise
 
-    def score(self, outputs: BaseOutputs) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> MethodOutput:
         """Class and scores of the mean probabilities over the weight samples."""
         parts = [
             (self.features(rows) @ self.weights.mT).softmax(dim=-1).mean(dim=0)
             for rows in torch.split(_penultimate(outputs), ROWS)
         ]
         probabilities = torch.cat(parts).numpy()
-        return Verdict(probabilities.argmax(axis=1), dict(probability_scores(probabilities)))
+        return MethodOutput(probabilities.argmax(axis=1), dict(probability_scores(probabilities)))
 
     def features(self, penultimate: Tensor) -> Tensor:
         """(N, D) to (N, D + units + 1): the penultimate feature, the extra units, and 1 for the bias."""

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from qualms_training.files import fingerprint
 from qualms_training.fitting.loop import Schedule, run
-from qualms_training.fitting.meta_trainer import outputs as model_outputs
+from qualms_training.fitting.meta_trainer import head_outputs as model_outputs
 from qualms_training.meta.meta_model import Scale
 from qualms_training.models import count_parameters
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
-from qualms_training.paper.method import NotApplicableError, PostHocMethod, Verdict
+from qualms_training.paper.method import MethodOutput, NotApplicableError, PostHocMethod
 from qualms_training.paper.methods.trained_heads.heads import seeded_linear
 from qualms_training.recipe import Count, Positive
 
@@ -86,10 +86,10 @@ class Whitebox(PostHocMethod):
         nodes = sum(tree.tree_.node_count for tree in self.trees_model.estimators_.ravel())
         return int(count_parameters(self.probes) + nodes)
 
-    def score(self, outputs: BaseOutputs) -> Verdict:
+    def score(self, outputs: BaseOutputs) -> MethodOutput:
         """The base's classes and the probability that they are wrong."""
         wrong = self.trees_model.predict_proba(self.probabilities(outputs))[:, 0]
-        return Verdict(outputs.predictions, {"wrong_probability": wrong})
+        return MethodOutput(outputs.predictions, {"wrong_probability": wrong})
 
     def probabilities(self, outputs: BaseOutputs) -> NDArray[np.float64]:
         """Probabilities of the probes, followed by those of the base, (N, taps · K + K)."""

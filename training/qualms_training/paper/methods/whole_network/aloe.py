@@ -17,9 +17,9 @@ from qualms_training.fitting.loop import Schedule, make_optimizer, run
 from qualms_training.meta.extractor import Normalise
 from qualms_training.models import count_parameters, identity
 from qualms_training.paper.inputs import ImageInputs, Images
-from qualms_training.paper.method import ImageMethod, NoiseChains, Verdict
-from qualms_training.paper.methods.verdicts import softmax_scores
-from qualms_training.paper.methods.whole_network.networks import (
+from qualms_training.paper.method import ImageMethod, MethodOutput, NoiseChains
+from qualms_training.paper.methods.method_output import softmax_scores
+from qualms_training.paper.methods.whole_network.training import (
     copy_of_base,
     images_fingerprint,
     new_network,
@@ -90,11 +90,11 @@ class ALOE(ImageMethod):
         """The outliers, which are made with the recipe's noises."""
         return recipe.meta.stop_noise
 
-    def score(self, images: Images) -> Verdict:
+    def score(self, images: Images) -> MethodOutput:
         """The class with the largest logit, and 1 − its probability."""
         logits = outputs(self.model, images, self.device)
         scores = softmax_scores(logits.double().numpy())
-        return Verdict(logits.argmax(dim=1).numpy(), {"max_probability": scores["max_probability"]})
+        return MethodOutput(logits.argmax(dim=1).numpy(), {"max_probability": scores["max_probability"]})
 
     def _loss(
         self, inputs: ImageInputs, outliers: Images, *, augment: bool

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from qualms_training.meta.dirichlet import negative_elbo
 from qualms_training.meta.meta_model import SoftClamp
 from qualms_training.paper.inputs import ImageInputs, Images
-from qualms_training.paper.method import ImageMethod, Verdict
-from qualms_training.paper.methods.verdicts import dirichlet_verdict
-from qualms_training.paper.methods.whole_network.networks import new_network, outputs, section_for, train_network
+from qualms_training.paper.method import ImageMethod, MethodOutput
+from qualms_training.paper.methods.method_output import dirichlet_verdict
+from qualms_training.paper.methods.whole_network.training import new_network, outputs, section_for, train_network
 from qualms_training.recipe import Count, Positive
 
 
@@ -38,7 +38,7 @@ class BeBayesian(ImageMethod):
             clip_norm=self.clip_norm,
         )
 
-    def score(self, images: Images) -> Verdict:
+    def score(self, images: Images) -> MethodOutput:
         """The class with the largest α, and the five scores of Dir(α)."""
         return dirichlet_verdict(outputs(self.model, images, self.device))
 

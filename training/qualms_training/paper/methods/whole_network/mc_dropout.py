@@ -11,8 +11,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from qualms.bundle.manifest import Fraction
 from qualms_training.meta.taps import open_head
 from qualms_training.paper.inputs import ImageInputs, Images
-from qualms_training.paper.method import ImageMethod, NotApplicableError, Verdict
-from qualms_training.paper.methods.whole_network.networks import (
+from qualms_training.paper.method import ImageMethod, MethodOutput, NotApplicableError
+from qualms_training.paper.methods.whole_network.training import (
     batches,
     example_for,
     new_network,
@@ -43,7 +43,7 @@ class MCDropout(ImageMethod):
         return train_network(inputs, self.model, section_for(inputs, self.epochs))
 
     @torch.inference_mode()
-    def score(self, images: Images) -> Verdict:
+    def score(self, images: Images) -> MethodOutput:
         """The class and entropy of the mean probabilities, and the mutual information between class and weights."""
         enable_dropout(self.model.to(self.device))
         deterministic, random = self.model
@@ -56,7 +56,7 @@ class MCDropout(ImageMethod):
                 parts.append(logits.double().log_softmax(dim=-1).cpu())
         values = [sample_scores(logs) for logs in parts]
         predictions, entropy, information = (torch.cat(column).numpy() for column in zip(*values, strict=True))
-        return Verdict(predictions.astype(np.int64), {"entropy": entropy, "mutual_information": information})
+        return MethodOutput(predictions.astype(np.int64), {"entropy": entropy, "mutual_information": information})
 
 
 def sample_scores(logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,9 +14,10 @@ from qualms_training.fitting.loop import Hooks
 from qualms_training.meta.dirichlet import negative_elbo
 from qualms_training.meta.taps import open_head
 from qualms_training.paper.inputs import ImageInputs, Images, LabelledImages
-from qualms_training.paper.method import ImageMethod, Verdict
-from qualms_training.paper.methods.verdicts import probability_scores
-from qualms_training.paper.methods.whole_network.networks import (
+from qualms_training.paper.method import ImageMethod, MethodOutput
+from qualms_training.paper.methods.method_output import probability_scores
+from qualms_training.paper.methods.whole_network.radial_flow import RadialFlows
+from qualms_training.paper.methods.whole_network.training import (
     example_for,
     labelled_fingerprint,
     new_network,
@@ -24,7 +25,6 @@ from qualms_training.paper.methods.whole_network.networks import (
     section_for,
     train_network,
 )
-from qualms_training.paper.methods.whole_network.radial_flow import RadialFlows
 from qualms_training.recipe import Count, NotNegative, Positive
 
 MAX_LOG_ALPHA = 40.0
@@ -81,7 +81,7 @@ class PostNet(ImageMethod):
             hooks=Hooks(select=select, patience=self.patience),
         )
 
-    def score(self, images: Images) -> Verdict:
+    def score(self, images: Images) -> MethodOutput:
         """The class with the most evidence; scores from α_0 and from the largest probability.
 
         α_0 is K plus the total evidence. The logarithm of the evidence orders images like α_0, also where the sum rounds
@@ -94,7 +94,7 @@ class PostNet(ImageMethod):
             "precision": -log_evidence.logsumexp(dim=1).numpy(),
             "max_probability": probability_scores(p)["max_probability"],
         }
-        return Verdict(log_evidence.argmax(dim=1).numpy(), dict(scores))
+        return MethodOutput(log_evidence.argmax(dim=1).numpy(), dict(scores))
 
     def loss(self, log_evidence: Tensor, labels: Tensor) -> Tensor:
         """E[cross-entropy] − weight · H(Dir(α)), up to a constant, for α = 1 + evidence (N, K).

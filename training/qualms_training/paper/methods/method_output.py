@@ -6,23 +6,23 @@ from scipy.special import log_softmax
 from torch import Tensor
 
 from qualms.bundle.scores import SCORES, as_uncertainty
-from qualms_training.meta.dirichlet import scores
-from qualms_training.paper.method import Verdict
+from qualms_training.meta.dirichlet import dirichlet_scores
+from qualms_training.paper.method import MethodOutput
 
 PAPER_SCORES = ("entropy", "mutual_information", "differential_entropy", "precision")
 
 
-def dirichlet_verdict(log_alpha: Tensor) -> Verdict:
+def dirichlet_verdict(log_alpha: Tensor) -> MethodOutput:
     """The class with the largest α and the paper's five scores, from log α (N, K)."""
-    values = scores(log_alpha)
+    values = dirichlet_scores(log_alpha)
     uncertainty = {name: as_uncertainty(getattr(values, name).numpy(), SCORES[name].direction) for name in PAPER_SCORES}
     uncertainty["max_probability"] = values.error_probability.double().numpy()
-    return Verdict(log_alpha.argmax(dim=1).numpy(), dict(uncertainty))
+    return MethodOutput(log_alpha.argmax(dim=1).numpy(), dict(uncertainty))
 
 
-def softmax_verdict(logits: Tensor) -> Verdict:
+def softmax_verdict(logits: Tensor) -> MethodOutput:
     """The class with the largest logit and the two scores of the softmax, from logits (N, K)."""
-    return Verdict(logits.argmax(dim=1).numpy(), dict(softmax_scores(logits.double().numpy())))
+    return MethodOutput(logits.argmax(dim=1).numpy(), dict(softmax_scores(logits.double().numpy())))
 
 
 def softmax_scores(logits: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:

@@ -11,8 +11,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from qualms_training.data.synthetic import draw_shapes
 from qualms_training.paper.inputs import ImageInputs, Images
-from qualms_training.paper.method import ImageMethod, NotApplicableError, Verdict
-from qualms_training.paper.methods.verdicts import PAPER_SCORES
+from qualms_training.paper.method import ImageMethod, MethodOutput, NotApplicableError
+from qualms_training.paper.methods.method_output import PAPER_SCORES
 from qualms_training.paper.methods.whole_network.aloe import ALOE
 from qualms_training.paper.methods.whole_network.be_bayesian import BeBayesian
 from qualms_training.paper.methods.whole_network.mc_dropout import MCDropout
@@ -37,7 +37,7 @@ def unseen(inputs: ImageInputs, n: int = 200) -> tuple[Images, Any]:
     return Images(np.asarray(drawn.images), inputs.train.images.normalise), drawn.labels
 
 
-def fitted(method: ImageMethod, inputs: ImageInputs) -> Verdict:
+def fitted(method: ImageMethod, inputs: ImageInputs) -> MethodOutput:
     method.fit(inputs)
     return method.score(unseen(inputs)[0])
 

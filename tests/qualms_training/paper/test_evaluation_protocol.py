@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from qualms_training.paper.protocol import Protocol, Role, normaliser
+from qualms_training.paper.evaluation_protocol import Protocol, Role, normaliser
 from qualms_training.recipe import load_recipe
 
 INPUT = load_recipe("cifar10-resnet20").input

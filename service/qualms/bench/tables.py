@@ -18,7 +18,7 @@ _BATCH_SIZE = re.compile(r"^qualms_batch_size_(sum|count)\{[^}]*\} (\S+)$", re.M
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """Measurements at one concurrency; `plain` and `limit` are None if no bundle was given."""
 
     concurrency: int
@@ -27,22 +27,22 @@ class Row:
     limit: Limit | None
 
     @property
-    def of_limit(self) -> float | None:
+    def share_of_limit(self) -> float | None:
         """Requests/s divided by the machine's limit for one core."""
         return None if self.limit is None else self.ours.requests_per_second / self.limit.images_per_second
 
     @property
-    def of_plain(self) -> float | None:
+    def throughput_ratio(self) -> float | None:
         """Requests/s divided by those of the plain server."""
         return None if self.plain is None else self.ours.requests_per_second / self.plain.requests_per_second
 
     @property
-    def p50_of_plain(self) -> float | None:
+    def latency_ratio(self) -> float | None:
         """Median latency divided by that of the plain server."""
         return None if self.plain is None else self.ours.p50 / self.plain.p50
 
 
-def print_comparison(rows: Sequence[Row], console: Console) -> None:
+def print_comparison(rows: Sequence[ComparisonRow], console: Console) -> None:
     """Print one table and a summary."""
     headers = ("concurrency", "", "requests/s", "p50 ms", "p99 ms", "errors", "of\nlimit", "of\nplain", "p50 of\nplain")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -53,23 +53,25 @@ def print_comparison(rows: Sequence[Row], console: Console) -> None:
             table.add_row()
         if row.limit is not None:
             table.add_row(str(row.concurrency), "limit", f"{row.limit.images_per_second:,.0f}")
-        ratios = [_ratio(value) for value in (row.of_limit, row.of_plain, row.p50_of_plain)]
+        ratios = [_ratio(value) for value in (row.share_of_limit, row.throughput_ratio, row.latency_ratio)]
         table.add_row("" if row.limit else str(row.concurrency), "[bold]qualms", *_figures(row.ours), *ratios)
         if row.plain is not None:
-            of_limit = row.plain.requests_per_second / row.limit.images_per_second if row.limit else None
-            table.add_row("", "plain", *_figures(row.plain), _ratio(of_limit))
+            share_of_limit = row.plain.requests_per_second / row.limit.images_per_second if row.limit else None
+            table.add_row("", "plain", *_figures(row.plain), _ratio(share_of_limit))
     console.print(table)
     last = rows[-1]
-    if last.of_limit is not None and last.of_plain is not None:
+    if last.share_of_limit is not None and last.throughput_ratio is not None:
         console.print(
-            f"At concurrency {last.concurrency}: {last.of_limit:.2f} of the limit, "
-            f"{last.of_plain:.2f} times the plain server's requests/s."
+            f"At concurrency {last.concurrency}: {last.share_of_limit:.2f} of the limit, "
+            f"{last.throughput_ratio:.2f} times the plain server's requests/s."
         )
-    if rows[0].concurrency == 1 and rows[0].p50_of_plain is not None:
-        console.print(f"At concurrency 1: p50 is {rows[0].p50_of_plain:.2f} of the plain server's.")
+    if rows[0].concurrency == 1 and rows[0].latency_ratio is not None:
+        console.print(f"At concurrency 1: p50 is {rows[0].latency_ratio:.2f} of the plain server's.")
 
 
-def print_breakdown(url: str, files: list[bytes], seconds: float, rows: Sequence[Row], console: Console) -> None:
+def print_breakdown(
+    url: str, files: list[bytes], seconds: float, rows: Sequence[ComparisonRow], console: Console
+) -> None:
     """Load the service once more at each concurrency; print latency by stage and time per reply."""
     latency = _breakdown_table("Latency by stage, medians in ms", "p50", *_STAGES, "other", "images/run")
     for row in rows:

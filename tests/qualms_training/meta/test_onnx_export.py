@@ -16,11 +16,11 @@ import qualms_training
 from qualms.bundle.runtime import GraphRunner
 from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
 from qualms_training.errors import ExportError
-from qualms_training.meta.export import compare, export_graph, to_onnx
 from qualms_training.meta.extractor import Extractor, Normalise, Reduce
 from qualms_training.meta.fusion import FusionData
 from qualms_training.meta.graph import BaseGraph, BundleGraph
 from qualms_training.meta.meta_model import PooledMeta, PublishedMeta
+from qualms_training.meta.onnx_export import compare, export_graph, to_onnx
 from qualms_training.meta.ood_scores import OodScores
 from qualms_training.meta.taps import Tapped
 from qualms_training.models import build, freeze
