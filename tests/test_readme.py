@@ -72,6 +72,7 @@ def test_every_command_and_option_exists(line: str) -> None:
         assert option in helped.stdout
 
 
+@pytest.mark.slow
 def test_the_curl_command_gets_an_answer_from_the_served_model(folder_with_digits: Path) -> None:
     """The request that `curl` makes, sent to the server that the first command starts, on a free port."""
     curl = shlex.split(next(line for line in command_lines("README.md") if line.startswith("curl ")))

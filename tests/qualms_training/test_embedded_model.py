@@ -9,7 +9,7 @@ from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import open_bundle
 from qualms_training.reporting.evaluation import evaluate_bundle
 
-pytestmark = pytest.mark.skipif(not os.environ.get("QUALMS_DATA"), reason="QUALMS_DATA is not set")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not os.environ.get("QUALMS_DATA"), reason="QUALMS_DATA is not set")]
 
 
 def test_evaluation_reproduces_the_figures_in_the_manifest() -> None:

@@ -16,6 +16,8 @@ from PIL import Image
 
 from qualms_training.models import build
 
+pytestmark = pytest.mark.slow
+
 TINY = (resources.files("qualms_training") / "recipes" / "tiny.toml").read_text(encoding="utf-8")
 SMALL_SPLITS = "splits = { train = 8, validation = 4, fit = 4, calibration = 8 }"
 

@@ -17,6 +17,8 @@ from qualms_training.meta.taps import Tapped
 from qualms_training.models import build, freeze
 from qualms_training.recipe import Optimisation, load_recipe
 
+pytestmark = pytest.mark.slow
+
 STEPS = 2
 IMAGES = 8
 CPU = torch.device("cpu")

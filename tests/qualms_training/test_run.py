@@ -36,6 +36,8 @@ from qualms_training.stages import Stage, base, calibrate, check, combine, evalu
 from qualms_training.stages.context import RunContext
 from qualms_training.stages.provenance import versions
 
+pytestmark = pytest.mark.slow
+
 Alter = Callable[[Mapping[str, Any]], Recipe]
 CPU = torch.device("cpu")
 MADE_BY_FIT = {f"seed-0/{name}" for name in ("meta.pt", "fit.json", "probe.npz", "stages.json")}

@@ -35,6 +35,8 @@ from qualms_training.stages import combine
 from qualms_training.stages.context import RunContext
 from qualms_training.stages.features import features
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 SOURCE = """
 import torch

@@ -45,6 +45,8 @@ from qualms.inference.batch import Answer, Batch
 from qualms.inference.engine import Engine
 from qualms.web.reply import ReplyWriter
 
+pytestmark = pytest.mark.slow
+
 linux = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes can be pinned on Linux only")
 
 WRK_GOOD = """\

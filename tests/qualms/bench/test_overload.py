@@ -276,6 +276,7 @@ def test_memory_is_read_for_a_running_process_and_none_for_an_ended_one() -> Non
 # Whole runs
 
 
+@pytest.mark.slow
 def test_an_overload_of_the_real_service_counts_every_request_and_ends_its_process(
     bundle_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -259,6 +259,7 @@ def test_the_guarantee_is_met_with_many_thresholds_from_a_fit_split() -> None:
     assert ours.mean() > 0.75 * safe_up_to, "the rule must not be safe merely because it accepts almost nothing"
 
 
+@pytest.mark.slow
 def test_the_guarantee_is_met_with_a_useless_score() -> None:
     """Every threshold is unsafe, so every returned threshold violates the guarantee."""
     rng = np.random.default_rng(3)

@@ -20,6 +20,8 @@ from qualms.demo.digits import draw_many
 from qualms.demo.drift import drift
 from qualms.images.preprocess import preprocess_array
 
+pytestmark = pytest.mark.slow
+
 DEMO = open_bundle(resolve_model("demo"))
 POINT = flag_point(DEMO.manifest)
 UNSEEN = 20_000_001

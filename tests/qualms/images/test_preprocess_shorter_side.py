@@ -56,6 +56,7 @@ def test_pixels_equal_the_reference_implementation(height: int, width: int, resi
     np.testing.assert_array_equal(preprocess_array(image, spec), reference_pixels(image, spec))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resize", FILTERS)
 @pytest.mark.parametrize(("height", "width"), [*SIZES, (224, 224), (256, 256), (333, 500), (500, 375)])
 def test_pixels_equal_torchvision(height: int, width: int, resize: str) -> None:

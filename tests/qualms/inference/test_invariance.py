@@ -20,6 +20,8 @@ from qualms.decisions.verdicts import Decider, decide
 from qualms.images.preprocess import preprocess_batch
 from qualms.inference.engine import Engine
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-5
 """relative tolerance of α"""
 

@@ -70,6 +70,7 @@ OPERATIONS += [
 """path, method, valid or invalid data, share of the cases; only /predict has parameters that can be invalid"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "method", "mode", "share"), OPERATIONS)
 def test_replies_to_generated_requests_agree_with_the_document(
     client: httpx.Client, path: str, method: str, mode: GenerationMode, share: float

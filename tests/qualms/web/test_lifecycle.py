@@ -90,6 +90,7 @@ def refuses_connections(url: str) -> bool:
 # Starting
 
 
+@pytest.mark.slow
 def test_a_new_service_answers_an_image_after_little_cpu_time(
     service_process: Start, image: bytes, bundle: Bundle
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_new_service_answers_an_image_after_little_cpu_time(
     assert "server" not in reply.headers
 
 
+@pytest.mark.slow
 def test_the_log_reports_address_and_readiness_and_contains_no_images(
     service_process: Start, until: Until, tmp_path: Path, bundle: Bundle, image: bytes
 ) -> None:
@@ -125,6 +127,7 @@ def finished(process: Process) -> tuple[int, str]:
     return process.returncode, stderr
 
 
+@pytest.mark.slow
 def test_golden_vectors_that_are_not_reproduced_are_one_sentence_and_exit_code_2(
     service_process: Start, tmp_path: Path, graph: bytes, manifest: Manifest
 ) -> None:
@@ -138,6 +141,7 @@ def test_golden_vectors_that_are_not_reproduced_are_one_sentence_and_exit_code_2
     assert [record["level"] for record in records(tmp_path)].count("critical") == 1
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_one_sentence_and_exit_code_2(service_process: Start, tmp_path: Path, bundle: Bundle) -> None:
     damaged = tmp_path / "damaged.onnx"
     damaged.write_bytes(bundle.path.read_bytes()[:-100])
@@ -147,6 +151,7 @@ def test_a_damaged_file_is_one_sentence_and_exit_code_2(service_process: Start, 
     assert stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_one_sentence_and_exit_code_2(service_process: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -200,6 +205,7 @@ class Load:
         return not response.will_close
 
 
+@pytest.mark.slow
 def test_sigterm_under_load_turns_readiness_off_and_fails_no_request(
     service_process: Start, image: bytes, until: Until
 ) -> None:
@@ -221,6 +227,7 @@ def test_sigterm_under_load_turns_readiness_off_and_fails_no_request(
     assert all(load.closes > 0 for load in loads)
 
 
+@pytest.mark.slow
 def test_a_request_that_is_still_arriving_when_the_listener_closes_is_answered(
     service_process: Start, image: bytes, until: Until
 ) -> None:
@@ -237,6 +244,7 @@ def test_a_request_that_is_still_arriving_when_the_listener_closes_is_answered(
     assert finished(process) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_request_that_outlasts_the_grace_period_is_503(service_process: Start, image: bytes) -> None:
     process, url = service_process(drain_seconds=0, grace_seconds=1)
     slow = PartialRequest(url, image)
@@ -249,6 +257,7 @@ def test_a_request_that_outlasts_the_grace_period_is_503(service_process: Start,
     assert finished(process) == (0, "")
 
 
+@pytest.mark.slow
 def test_idle_connections_do_not_delay_the_exit(service_process: Start, image: bytes) -> None:
     process, url = service_process(drain_seconds=0.2, grace_seconds=1000)
     with httpx.Client(trust_env=False) as client, socket.create_connection(address(url), TIMEOUT):
@@ -257,6 +266,7 @@ def test_idle_connections_do_not_delay_the_exit(service_process: Start, image: b
         assert finished(process) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_second_signal_stops_at_once(service_process: Start, image: bytes, until: Until) -> None:
     process, url = service_process(drain_seconds=1000, grace_seconds=2000)
     slow = PartialRequest(url, image)
@@ -268,12 +278,14 @@ def test_a_second_signal_stops_at_once(service_process: Start, image: bytes, unt
     assert (code, stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_sigint_closes_the_listener_without_a_drain_period(service_process: Start) -> None:
     process, _ = service_process(drain_seconds=1000, grace_seconds=2000)
     process.send_signal(signal.SIGINT)
     assert finished(process) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_signal_while_loading_ends_the_process(service_process: Start, until: Until, tmp_path: Path) -> None:
     process, _ = service_process(ready=False, drain_seconds=0)
     until(lambda: "Started server process" in (tmp_path / "stdout").read_text())
@@ -284,6 +296,7 @@ def test_a_signal_while_loading_ends_the_process(service_process: Start, until: 
 # Slow uploads
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_arrive_in_time_is_408(service_process: Start, image: bytes) -> None:
     _, url = service_process(request_timeout_seconds=0.2)
     slow = PartialRequest(url, image)
@@ -295,6 +308,7 @@ def test_a_body_that_does_not_arrive_in_time_is_408(service_process: Start, imag
     assert 'qualms_rejected_total{reason="slow"} 1.0' in get(f"{url}/metrics").text
 
 
+@pytest.mark.slow
 def test_slow_uploads_do_not_occupy_the_queue(service_process: Start, image: bytes) -> None:
     """If they counted as waiting images, twenty of them would exceed a deadline of four runs."""
     _, url = service_process()
@@ -312,6 +326,7 @@ def test_slow_uploads_do_not_occupy_the_queue(service_process: Start, image: byt
         other.close()
 
 
+@pytest.mark.slow
 def test_unfinished_uploads_share_a_memory_limit(service_process: Start, image: bytes, until: Until) -> None:
     """More than half of each body has arrived, and neither is complete."""
     _, url = service_process(max_body_bytes=2**20, max_upload_bytes=2**20)
@@ -331,6 +346,7 @@ def test_unfinished_uploads_share_a_memory_limit(service_process: Start, image: 
 # HEAD
 
 
+@pytest.mark.slow
 def test_every_get_route_answers_head(service_process: Start) -> None:
     _, url = service_process()
     for path in ("/livez", "/readyz", "/models", "/metrics", "/docs", "/openapi.json"):

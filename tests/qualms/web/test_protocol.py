@@ -171,6 +171,7 @@ def test_an_upgrade_offer_without_a_body_is_answered() -> None:
     assert exchange(request, NEXT) == (["GET /ws ", "GET /after "], [])
 
 
+@pytest.mark.slow
 def test_thousands_of_upgrade_offers_in_one_piece_are_answered_without_recursion() -> None:
     requests, other = exchange(2000 * (b"GET /a HTTP/1.1\r\n" + OFFER + b"\r\n"), *(10_000 * [b""]))
     assert (len(requests), other) == (2000, [])

@@ -8,6 +8,8 @@ from qualms_training.bench.graph_cost import bench_graph
 from qualms_training.bench.score_accuracy import exact_scores
 from qualms_training.bench.timing import medians
 
+pytestmark = pytest.mark.slow
+
 
 def test_medians_interleave_the_actions() -> None:
     calls: list[str] = []

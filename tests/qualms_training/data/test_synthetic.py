@@ -20,6 +20,7 @@ def test_images_depend_on_the_seed_only(drawer: Callable[[int, int], ImageSet]) 
     assert set(images.labels.tolist()) == set(range(len(images.classes)))
 
 
+@pytest.mark.slow
 def test_sets_are_drawn_by_name() -> None:
     for name, splits in SETS.items():
         for split, (n, _) in splits.items():
@@ -37,6 +38,7 @@ def test_the_error_for_an_unknown_split_lists_the_accepted_ones() -> None:
         draw("textures", "train")
 
 
+@pytest.mark.slow
 def test_a_small_network_learns_the_shapes_but_makes_some_errors() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(

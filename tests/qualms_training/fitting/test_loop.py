@@ -93,6 +93,7 @@ def interrupt_after(step: int) -> Callable[[int, float], None]:
     return on_step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("seed", range(3))
 def test_an_interrupted_run_resumes_to_the_same_weights(optimizer: OptimizerName, seed: int, tmp_path: Path) -> None:
@@ -326,6 +327,7 @@ def _kill_after(script: Path, folder: Path, steps: int) -> None:
     assert process.returncode != 0
 
 
+@pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")

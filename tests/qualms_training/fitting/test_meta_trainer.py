@@ -85,6 +85,7 @@ def uncertainty(model: nn.Module, given: Features, chosen: MetaSection) -> NDArr
     return dirichlet_objective(chosen).uncertainty(head_outputs(model, given, CPU))
 
 
+@pytest.mark.slow
 def test_it_learns_the_classes_and_is_uncertain_about_ood_points(tmp_path: Path) -> None:
     stopping = validation()
     model, progress = train(tmp_path, stopping, section(epochs=12))
@@ -137,6 +138,7 @@ def test_uncertainty_falls_with_evidence_whatever_the_direction_of_the_score() -
         assert values[0] > values[-1]
 
 
+@pytest.mark.slow
 def test_evidence_depends_on_the_kl_weight_and_the_prior(tmp_path: Path) -> None:
     """α_0 tends to K β + 1/λ on training data; with one epoch, no epoch is selected over another."""
     stopping = validation()

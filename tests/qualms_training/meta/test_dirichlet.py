@@ -93,6 +93,7 @@ def uniform_prior(classes: int) -> Tensor:
     return torch.ones(classes, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", CLASS_COUNTS)
 def test_every_score_agrees_with_exact_arithmetic(classes: int) -> None:
     errors = largest_errors(as_arrays(dirichlet_scores(torch.from_numpy(log_alphas(classes)))), classes)
@@ -147,6 +148,7 @@ def test_differential_entropy_agrees_with_scipy() -> None:
 exported = lru_cache(maxsize=8)(scores_model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", CLASS_COUNTS)
 def test_the_exported_graph_agrees_with_exact_arithmetic(classes: int) -> None:
     session = GraphRunner(exported(classes)).session
@@ -158,6 +160,7 @@ def test_the_exported_graph_agrees_with_exact_arithmetic(classes: int) -> None:
     np.testing.assert_allclose(actual["alpha"], np.exp(log_alphas(classes).astype(np.float64)), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_exported_graph_has_few_nodes_and_only_standard_operators() -> None:
     model = onnx.load_from_string(exported(10))
     onnx.checker.check_model(model)

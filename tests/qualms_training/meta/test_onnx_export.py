@@ -25,6 +25,8 @@ from qualms_training.meta.ood_scores import OodScores
 from qualms_training.meta.taps import Tapped
 from qualms_training.models import build, freeze
 
+pytestmark = pytest.mark.slow
+
 
 class Exported(NamedTuple):
     graph: BundleGraph

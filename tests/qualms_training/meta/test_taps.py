@@ -142,6 +142,7 @@ def test_list_taps_returns_usable_modules_in_running_order() -> None:
     Tapped(base, list(taps))(IMAGES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "size", "expected"),
     [
@@ -199,6 +200,7 @@ class Whole(nn.Module):
         return out, self.head([self.reduce(feature) for feature in features])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", [1, 3])
 def test_onnx_runtime_agrees_with_torch_for_every_batch_size(grid: int) -> None:
     torch.manual_seed(0)

@@ -17,6 +17,8 @@ from qualms_training.meta.taps import Tapped, open_head, tap_shapes
 from qualms_training.models import build, freeze, identity
 from qualms_training.recipe import load_recipe
 
+pytestmark = pytest.mark.slow
+
 SPEC = "qualms_training.models.efficientnet:lite0"
 TAPS = load_recipe("transfer-cifar10").base.taps
 installed = pytest.mark.skipif(

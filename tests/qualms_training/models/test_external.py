@@ -88,6 +88,7 @@ print(next(build({spec!r}, 5).parameters()).shape[1])
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("installed", [None, "package", "folder"])
 @pytest.mark.parametrize("users", ["package", "folder"])
 def test_a_module_in_the_working_directory_wins_over_an_installed_one(
@@ -103,6 +104,7 @@ def test_a_module_in_the_working_directory_wins_over_an_installed_one(
     assert resolved(here, elsewhere, "training.nets:net") == "1"
 
 
+@pytest.mark.slow
 def test_a_folder_in_the_working_directory_without_the_module_does_not_hide_an_installed_one(tmp_path: Path) -> None:
     (tmp_path / "here" / "nets").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
@@ -110,6 +112,7 @@ def test_a_folder_in_the_working_directory_without_the_module_does_not_hide_an_i
     assert resolved(tmp_path / "here", tmp_path / "elsewhere", "nets:net") == "2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["colorsys", "qualms_training"])
 def test_the_standard_library_and_our_packages_are_not_hidden(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text(NET.format(1))

@@ -11,6 +11,8 @@ import pytest
 from qualms_training.errors import ExtraMissingError
 from qualms_training.models.torchvision_compat import import_torchvision
 
+pytestmark = pytest.mark.slow
+
 WORKS = """
 import torch
 from qualms_training.models.torchvision_compat import import_torchvision

@@ -12,6 +12,8 @@ from qualms_training.paper.command import make_tables
 from qualms_training.paper.definition import Benchmark, load_benchmark
 from qualms_training.paper.runner import Run
 
+pytestmark = pytest.mark.slow
+
 
 def run_tables(out: Path, display: Display, benchmark: Benchmark | None = None) -> None:
     make_tables(

@@ -24,6 +24,8 @@ from qualms_training.paper.inputs import InputBuilder
 from qualms_training.paper.registry import METHODS as REGISTRY
 from qualms_training.paper.runner import JobResult, MethodRun, Run
 
+pytestmark = pytest.mark.slow
+
 METHODS = ("base", "ours", "ours-pooled", "energy", "vim", "pixels")
 CPU = torch.device("cpu")
 

@@ -8,6 +8,8 @@ from qualms.bundle.manifest import Evaluation, Manifest
 from qualms_training.errors import DataError
 from qualms_training.reporting.compare import compare_runs
 
+pytestmark = pytest.mark.slow
+
 
 def shifted(manifest: Manifest, points: float, seed: int) -> Manifest:
     """The manifest with another seed and every AUROC `points` higher."""

@@ -17,6 +17,8 @@ from qualms.images.input_spec import InputSpec
 from qualms_training.errors import DataError
 from qualms_training.reporting.evaluation import detection, evaluate, evaluate_bundle, uncertainties
 
+pytestmark = pytest.mark.slow
+
 CLASSES = 3
 SPECS = {name: SCORES[name] for name in DIRICHLET_SCORES}
 

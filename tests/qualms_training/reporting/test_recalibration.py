@@ -18,6 +18,8 @@ from qualms_training.data.npz import write_npz
 from qualms_training.data.synthetic import draw_shapes
 from qualms_training.reporting.recalibration import recalibrate
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def shapes(tmp_path: Path) -> str:

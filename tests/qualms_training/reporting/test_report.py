@@ -25,6 +25,8 @@ from qualms_training.reporting.report import (
     to_rich,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def evaluation(shift: float = 0.0, *, same: bool = True, supported: bool = True) -> Evaluation:
     ood = [

@@ -28,6 +28,7 @@ def test_later_stages_of_a_run_reuse_the_resolved_features(tmp_path: Path, displ
     assert len({cached.folder for cached in first}) == len(first) > 1
 
 
+@pytest.mark.slow
 def test_another_stage_does_not_fill_the_cache_but_reads_it(tmp_path: Path, display: Display) -> None:
     with pytest.raises(QualmsError, match="run --stage features first"):
         features.features(new_context(tmp_path, display, only="fit"), "validation")

@@ -33,6 +33,7 @@ def test_only_the_published_protocol_separates_a_set_from_itself(score: str) -> 
     assert auroc_between_halves(Protocol.as_published, score) > 0.9
 
 
+@pytest.mark.slow
 def test_only_the_published_protocol_separates_cifar10_from_itself(data_dir: Path) -> None:
     """CIFAR-10's test set, with one half normalised as in-distribution and the other as OOD images."""
     section = load_recipe("cifar10-resnet20").input

@@ -26,6 +26,7 @@ def source(make_post_hoc_inputs: MakePostHocInputs, draw_outputs: DrawOutputs) -
     return replace(make_post_hoc_inputs(), head=head, train=draw_outputs(4000, seed=10, wrong=0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", ["last-layer", "meta"])
 def test_it_learns_the_classes_of_the_data(structure: Any, source: PostHocInputs, draw_outputs: DrawOutputs) -> None:
     method = FineTune(structure, epochs=6)

@@ -49,6 +49,7 @@ def test_softmax_scores_agree_with_scipy() -> None:
     np.testing.assert_allclose(verdict.scores["max_probability"], 1 - p.max(axis=1))
 
 
+@pytest.mark.slow
 def test_a_linear_meta_model_reaches_the_optimum_of_the_elbo(make_post_hoc_inputs: MakePostHocInputs) -> None:
     """With perfectly separable classes, α is 1 + 1/λ for the class and 1 for the others."""
     inputs = make_post_hoc_inputs(4000, meta__epochs=1, meta__batch=8, meta__lr=0.03)
@@ -63,6 +64,7 @@ def test_a_linear_meta_model_reaches_the_optimum_of_the_elbo(make_post_hoc_input
     assert method.score(outputs).predictions.tolist() == labels.tolist()
 
 
+@pytest.mark.slow
 def test_a_new_last_layer_agrees_with_logistic_regression(
     make_post_hoc_inputs: MakePostHocInputs, draw_outputs: DrawOutputs
 ) -> None:
@@ -81,6 +83,7 @@ def test_a_new_last_layer_agrees_with_logistic_regression(
     )
 
 
+@pytest.mark.slow
 def test_cross_entropy_trains_the_full_meta_model(
     make_post_hoc_inputs: MakePostHocInputs, draw_outputs: DrawOutputs
 ) -> None:

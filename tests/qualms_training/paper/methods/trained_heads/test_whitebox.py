@@ -17,6 +17,7 @@ DrawOutputs = Callable[..., LabelledOutputs]
 MakePostHocInputs = Callable[..., PostHocInputs]
 
 
+@pytest.mark.slow
 def test_probes_agree_with_logistic_regression_of_scikit_learn(
     make_post_hoc_inputs: MakePostHocInputs, draw_outputs: DrawOutputs
 ) -> None:

@@ -73,6 +73,7 @@ def test_outlier_loss_is_the_cross_entropy_with_the_uniform_distribution() -> No
     torch.testing.assert_close(outlier_loss(logits), F.cross_entropy(logits, uniform))
 
 
+@pytest.mark.slow
 def test_outliers_get_more_uncertain_than_with_cross_entropy_alone(make_image_inputs: MakeImageInputs) -> None:
     def mean_score(weight: float) -> float:
         inputs, method = make_image_inputs(n=256), ALOE(epochs=12, lr=0.1, outlier_batch=32, outlier_weight=weight)

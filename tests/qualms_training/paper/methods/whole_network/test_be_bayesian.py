@@ -25,6 +25,7 @@ def test_loss_is_the_negative_elbo_by_scipy() -> None:
     assert float(loss) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_training_changes_all_layers_and_reaches_evidence_of_one_over_lambda(
     make_image_inputs: MakeImageInputs,
 ) -> None:

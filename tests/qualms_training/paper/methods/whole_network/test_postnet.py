@@ -28,6 +28,7 @@ def flows(dimensions: int, length: int = 6, classes: int = 3) -> RadialFlows:
     return made
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("dimensions", [1, 2])
 def test_densities_integrate_to_one(dimensions: int) -> None:

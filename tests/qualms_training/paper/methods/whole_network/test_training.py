@@ -46,6 +46,7 @@ def test_all_methods_that_train_a_network_are_tested_here() -> None:
     assert set(METHODS_AND_SCORES) == {key for key, entry in METHODS.items() if entry.whole_network}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "scores"), METHODS_AND_SCORES.values(), ids=METHODS_AND_SCORES)
 def test_it_learns_and_returns_its_scores(make_image_inputs: MakeImageInputs, make: Make, scores: set[str]) -> None:
     inputs, method = make_image_inputs(n=1000), make()
