@@ -142,6 +142,7 @@ class PredictCall:
         "_finished",
         "_handler",
         "_headers",
+        "_inline_inputs",
         "_model",
         "_point",
         "_respond",
@@ -163,6 +164,7 @@ class PredictCall:
         self._respond = respond
         self._started = time.monotonic()
         self._decode_seconds = 0.0
+        self._inline_inputs: list[ImageInput] | None = None
         self._finished = False
         self._point = DEFAULT_OPERATING_POINT
         self.id = parse_request_id(headers)
@@ -190,12 +192,12 @@ class PredictCall:
 
         With `just_admitted`, a request for one image is not admitted again: that saves 1 µs.
         """
-        parse = partial(parse_images, self._headers.get(b"content-type", b""), body, self._handler.limits)
+        content_type, limits = self._headers.get(b"content-type", b""), self._handler.limits
         try:
             if len(body) <= INLINE_PARSE_BYTES:
-                self._queue(parse(), admitted_rows=int(just_admitted))
+                self._queue(parse_images(content_type, body, limits), admitted_rows=int(just_admitted))
             else:
-                self._in_pool(parse, self._queue)
+                self._in_pool(partial(parse_images, content_type, body, limits), self._queue)
         except Exception as error:
             self.fail(error)
 
@@ -248,20 +250,11 @@ class PredictCall:
             return
         max_pixels = min(INLINE_PIXELS, self._handler.settings.max_pixels)
         decode = partial(decode_images, inputs, self._model.bundle.manifest.input, max_pixels)
-        done = partial(self._decoded_inline, inputs)
-        self._model.batcher.queue(decode, len(inputs), self._started + self.timeout, self._is_disconnected, done)
-
-    def _decoded_inline(self, inputs: list[ImageInput], result: Answer | Exception) -> None:
-        if self._finished or not isinstance(result, Problem) or result.kind is not Kind.TOO_LARGE:
-            self._done(result)
-            return
-        try:  # an image has too many pixels for the event loop
-            if self._admit(len(inputs)):
-                self._decode_in_pool(inputs)
-        except Exception as error:
-            self.fail(error)
+        self._inline_inputs = inputs
+        self._model.batcher.queue(decode, len(inputs), self._started + self.timeout, self._is_disconnected, self._done)
 
     def _decode_in_pool(self, inputs: list[ImageInput]) -> None:
+        self._inline_inputs = None
         rows, deadline = len(inputs), self._started + self.timeout
         spec, max_pixels = self._model.bundle.manifest.input, self._handler.settings.max_pixels
         admission = self._model.batcher.admission
@@ -302,7 +295,7 @@ class PredictCall:
         if self._finished:
             return
         if isinstance(result, Exception):
-            self.fail(result)
+            self._failed(result)
             return
         decode_seconds = self._decode_seconds + result.decode_seconds
         try:
@@ -319,6 +312,18 @@ class PredictCall:
         ]
         self._finish(200, None, Reply(200, headers, body))
         self._model.count_answer(result.waited, decode_seconds)  # after the reply was sent
+
+    def _failed(self, error: Exception) -> None:
+        """Decode images that have too many pixels for the event loop in the pool; answer any other error."""
+        inputs = self._inline_inputs
+        if inputs is None or not isinstance(error, Problem) or error.kind is not Kind.TOO_LARGE:
+            self.fail(error)
+            return
+        try:
+            if self._admit(len(inputs)):
+                self._decode_in_pool(inputs)
+        except Exception as failure:
+            self.fail(failure)
 
     def _finish(self, status: int, kind: Kind | None, reply: Reply | None) -> None:
         self._finished = True
@@ -355,5 +360,12 @@ def _timed_decode(
 
 def _decode_inline(inputs: list[ImageInput]) -> bool:
     """Whether decoding on the event loop is fast, as far as the bytes show."""
-    size = sum(len(image) if isinstance(image, bytes) else image.nbytes for image in inputs)
-    return size <= INLINE_BYTES and all(decodes_quickly(image) for image in inputs if isinstance(image, bytes))
+    size = 0
+    for image in inputs:
+        if not isinstance(image, bytes):
+            size += image.nbytes
+        elif decodes_quickly(image):
+            size += len(image)
+        else:
+            return False
+    return size <= INLINE_BYTES

@@ -16,6 +16,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from itertools import chain
 from types import FrameType
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -212,17 +213,16 @@ class Exchange:
         """Send the whole reply, as uvicorn would; None if the client has disconnected."""
         cycle = self._cycle
         if reply is not None and not cycle.disconnected:
-            lines = b"".join([b"%b: %b\r\n" % header for header in reply.headers])
             if CLOSE in reply.headers:
                 cycle.keep_alive = False
             elif not cycle.keep_alive:
-                lines += b"connection: close\r\n"
+                reply.headers.append(CLOSE)
             cycle.response_started = cycle.response_complete = True
-            head = [STATUS_LINE[reply.status]]
-            for name, value in cycle.default_headers:
-                head += (name, b": ", value, b"\r\n")
-            head += (lines, b"\r\n", reply.body)
-            cast(JoiningTransport, cycle.transport).write_whole(b"".join(head))
+            parts = [STATUS_LINE[reply.status]]
+            for name, value in chain(cycle.default_headers, reply.headers):
+                parts += (name, b": ", value, b"\r\n")
+            parts += (b"\r\n", reply.body)
+            cast(JoiningTransport, cycle.transport).write_whole(b"".join(parts))
             if not cycle.keep_alive:
                 cycle.transport.close()
             cycle.on_response()

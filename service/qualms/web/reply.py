@@ -1,6 +1,7 @@
 """The bodies of replies: their schemas, and the writer of `POST /predict`."""
 
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import orjson
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Predictor
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.decisions.results import ReplyPart, Result, ResultBuilder, ResultRow
-from qualms.decisions.verdicts import Decider, Rule, Verdicts, decide
+from qualms.decisions.verdicts import Decider, Verdicts, decide
 from qualms.inference.batch import Answer, Batch
 
 
@@ -79,6 +80,9 @@ class ModelReply(ModelSummary):
     manifest: dict[str, Any]
 
 
+_Decided: TypeAlias = tuple[Verdicts, list[ResultRow], Callable[[ResultRow], dict[str, Any]]]
+
+
 class ReplyWriter:
     """Writes the replies of one model. Outputs, verdicts and rows are computed once per batch and operating point."""
 
@@ -96,21 +100,23 @@ class ReplyWriter:
             outputs = batch.cache["outputs"] = dict(zip(self._output_names, batch.outputs, strict=True))
         return outputs
 
-    def verdicts(self, batch: Batch, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> tuple[Rule, Verdicts]:
-        """The verdicts on a batch at an operating point, and the rule behind them."""
-        verdicts: tuple[Rule, Verdicts] | None = batch.cache.get(point)
-        if verdicts is None:
-            rule = self._decider.rule(point)
-            verdicts = batch.cache[point] = (rule, decide(rule, self.outputs(batch)))
-        return verdicts
+    def verdicts(self, batch: Batch, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> Verdicts:
+        """The verdicts on a batch at an operating point."""
+        return self._decide(batch, point)[0]
 
     def write(self, answer: Answer, point: OperatingPoint, request_id: str) -> bytes:
         """The JSON body for one request."""
-        rule, verdicts = self.verdicts(answer.batch, point)
-        rows: list[ResultRow] | None = answer.batch.cache.get(("rows", point))
-        if rows is None:
-            rows = self._builder.rows(self.outputs(answer.batch), rule, verdicts)
-            answer.batch.cache["rows", point] = rows
-        results = list(map(self._builder.nested(rule), rows[answer.start : answer.start + answer.count]))
+        _, rows, nested = self._decide(answer.batch, point)
+        results = [nested(row) for row in rows[answer.start : answer.start + answer.count]]
         reply = {"model": self._model, "request_id": request_id, "results": results}
         return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    def _decide(self, batch: Batch, point: OperatingPoint) -> _Decided:
+        key = None if point is DEFAULT_OPERATING_POINT else point  # hashing a point takes half a microsecond
+        decided: _Decided | None = batch.cache.get(key)
+        if decided is None:
+            rule, outputs = self._decider.rule(point), self.outputs(batch)
+            verdicts = decide(rule, outputs)
+            rows = self._builder.rows(outputs, rule, verdicts)
+            decided = batch.cache[key] = (verdicts, rows, self._builder.nested(rule))
+        return decided

@@ -44,5 +44,4 @@ class ServedModel:
         self.metrics.decode_seconds.observe_one(decode_seconds)
 
     def _count(self, batch: Batch) -> None:
-        _, verdicts = self.writer.verdicts(batch)
-        self.metrics.observe(self.writer.outputs(batch), verdicts, batch.runs)
+        self.metrics.observe(self.writer.outputs(batch), self.writer.verdicts(batch), batch.runs)
