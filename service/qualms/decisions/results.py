@@ -11,7 +11,6 @@ from functools import cache
 from itertools import repeat
 from typing import Annotated, Any, TypeAlias
 
-import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from qualms.bundle.manifest import Fraction, Guarantee, Manifest
@@ -34,10 +33,6 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 
 
-def _to_list(values: Any) -> Any:
-    return values.tolist() if isinstance(values, np.ndarray) else values
-
-
 class ReplyPart(BaseModel):
     """Base of all parts of a reply: unknown fields are errors."""
 
@@ -55,7 +50,7 @@ class Prediction(ReplyPart):
 class Dirichlet(ReplyPart):
     """Dir(α) over class probabilities."""
 
-    alpha: Annotated[list[NotNegative], BeforeValidator(_to_list), Output("alpha")]
+    alpha: Annotated[list[NotNegative], BeforeValidator(list), Output("alpha")]
     precision: Annotated[NotNegative, Output("precision")]
 
 

@@ -62,49 +62,22 @@ class _WithoutCreated(Collector):
             yield copied
 
 
-class BatchHistogram(Collector):
-    """A histogram that observes many values at once; prometheus-client's Histogram observes one at a time under a lock."""
+class Histogram(Collector):
+    """A histogram whose children count arrays; prometheus-client's counts one value at a time under a lock."""
 
-    def __init__(self, name: str, text: str, labels: dict[str, str], bounds: Sequence[float]) -> None:
-        self._name, self._text, self._labels = name, text, labels
-        self.buckets = Buckets(bounds)
+    def __init__(self, name: str, text: str, label_names: Iterable[str], bounds: Sequence[float]) -> None:
+        self._name, self._text, self._label_names, self._bounds = name, text, list(label_names), bounds
+        self._children: dict[tuple[str, ...], Buckets] = {}
 
-    @property
-    def bounds(self) -> list[float]:
-        """Upper bounds of the buckets, without infinity."""
-        return list(self.buckets.bounds)
-
-    def observe(self, values: NDArray[Any]) -> None:
-        """Count values (N,)."""
-        self.buckets.observe(values)
-
-    def observe_one(self, value: float) -> None:
-        """Count one value; faster than an array of one."""
-        self.buckets.observe_one(value)
+    def labels(self, *values: str) -> "Buckets":
+        """The child with these values of the labels."""
+        return self._children.setdefault(values, Buckets(self._bounds))
 
     def collect(self) -> Iterable[Metric]:
         """Called by the registry."""
-        family = HistogramMetricFamily(self._name, self._text, labels=list(self._labels))
-        self.buckets.add_to(family, list(self._labels.values()))
-        return [family]
-
-
-class RouteHistogram(Collector):
-    """One histogram per route; counting a value is much faster than with prometheus-client's Histogram."""
-
-    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
-        self._name, self._text = name, text
-        self._routes = {route: Buckets(bounds) for route in ROUTES}
-
-    def observe_one(self, route: str, value: float) -> None:
-        """Count one value."""
-        self._routes[route].observe_one(value)
-
-    def collect(self) -> Iterable[Metric]:
-        """Called by the registry."""
-        family = HistogramMetricFamily(self._name, self._text, labels=["route"])
-        for route, buckets in self._routes.items():
-            buckets.add_to(family, [route])
+        family = HistogramMetricFamily(self._name, self._text, labels=self._label_names)
+        for values, buckets in self._children.items():
+            buckets.add_to(family, list(values))
         return [family]
 
 
@@ -154,10 +127,10 @@ class ServiceMetrics:
         self._requests = Counter(
             "qualms_requests", "Requests answered, by route and status code.", ["route", "code"], registry=registry
         )
-        self._duration = RouteHistogram(
-            "qualms_request_duration_seconds", "From the first byte of a request to the last of its reply.", SECONDS
-        )
-        registry.register(self._duration)
+        text = "From the first byte of a request to the last of its reply."
+        duration = Histogram("qualms_request_duration_seconds", text, ["route"], SECONDS)
+        registry.register(duration)
+        self._duration = {route: duration.labels(route) for route in ROUTES}
         self._rejected = Counter(
             "qualms_rejected", "Requests for predictions refused or dropped, by reason.", ["reason"], registry=registry
         )
@@ -171,7 +144,7 @@ class ServiceMetrics:
     def answered(self, route: str, code: int, seconds: float) -> None:
         """Count one reply."""
         self._child(route, code).inc()
-        self._duration.observe_one(route, seconds)
+        self._duration[route].observe_one(seconds)
 
     def rejected(self, reason: str) -> None:
         """Count a request that got no prediction."""
@@ -273,11 +246,10 @@ class ModelMetrics:
         for collector in self._collectors:
             self._registry.unregister(collector)
 
-    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> BatchHistogram:
-        collector = BatchHistogram(f"qualms_{name}", text, self.labels, bounds)
-        self._registry.register(collector)
-        self._collectors.append(collector)
-        return collector
+    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Buckets:
+        histogram = self._track(Histogram(f"qualms_{name}", text, self.labels, bounds))
+        self._registry.register(histogram)
+        return histogram.labels(*self.labels.values())
 
     def _gauge(self, name: str, text: str, **labels: str) -> Gauge:
         names = {**self.labels, **labels}

@@ -211,7 +211,7 @@ class PredictCall:
         if isinstance(error, Expired):
             error = Problem.too_late(self.timeout)
         elif isinstance(error, Draining | asyncio.CancelledError):  # cancelled: the server's grace period is over
-            error = Problem.unavailable("The service is stopping.")
+            error = Problem(Kind.UNAVAILABLE, "The service is stopping.")
         elif isinstance(error, OperatingPointError):
             error = from_error(error, self._model.decider.refused_parameter(self._point))
         elif not isinstance(error, Problem):

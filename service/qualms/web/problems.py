@@ -120,11 +120,6 @@ class Problem(Exception):  # noqa: N818  # RFC 9457's term
         return cls.refused(Kind.INVALID, field, f"{field} is {quoted(value)}", accepted)
 
     @classmethod
-    def not_found(cls, detail: str) -> Self:
-        """404."""
-        return cls(Kind.NOT_FOUND, detail)
-
-    @classmethod
     def wrong_method(cls, method: str, allowed: str) -> Self:
         """405, with the Allow header that RFC 9110 requires."""
         what = f"The method {quoted(method)} is not allowed here"
@@ -155,11 +150,6 @@ class Problem(Exception):  # noqa: N818  # RFC 9457's term
             "Too many bodies are being sent at once; try again in 1 s.",
             headers={"retry-after": "1", "connection": "close"},
         )
-
-    @classmethod
-    def unavailable(cls, detail: str) -> Self:
-        """503: loading, draining, or without a usable model."""
-        return cls(Kind.UNAVAILABLE, detail)
 
     @classmethod
     def too_slow(cls, seconds: float) -> Self:

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 from qualms.telemetry.metrics import OPEN_METRICS, expose
 from qualms.web.openapi import problem_response
 from qualms.web.predict import PATH as PREDICT_PATH
-from qualms.web.problems import MEDIA_TYPE, Problem, from_error, quoted
+from qualms.web.problems import MEDIA_TYPE, Kind, Problem, from_error, quoted
 from qualms.web.reply import ModelList, ModelReply, ModelSummary, Status
 from qualms.web.served_model import ServedModel
 from qualms.web.state import ServiceState
@@ -51,7 +51,7 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -
     )
     async def readyz() -> Response:
         if state.model is None or state.why_not_ready:
-            raise Problem.unavailable(state.why_not_ready or "The model is still loading.")
+            raise Problem(Kind.UNAVAILABLE, state.why_not_ready or "The model is still loading.")
         return _json({"status": "ready", "provider": state.model.engine.provider})
 
     @app.get("/models", tags=["models"], summary="The models being served.", response_model=ModelList)
@@ -67,7 +67,7 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -
     )
     async def model(name: str) -> Response:
         if state.model is None or state.model.bundle.manifest.name != name:
-            raise Problem.not_found(f"There is no model {quoted(name)} here.")
+            raise Problem(Kind.NOT_FOUND, f"There is no model {quoted(name)} here.")
         manifest = state.model.bundle.manifest
         document = manifest.model_dump(mode="json", exclude={"golden": True, "calibration": {"scores", "trust"}})
         return _json({**_summary(state.model).model_dump(), "manifest": document})
@@ -128,7 +128,7 @@ def _summary(model: ServedModel) -> ModelSummary:
 def _framework_problem(request: Request, error: HTTPException) -> Problem:
     """A sentence in place of Starlette's "Not Found"."""
     if error.status_code == 404:
-        return Problem.not_found(f"There is nothing at {quoted(request.url.path)}.")
+        return Problem(Kind.NOT_FOUND, f"There is nothing at {quoted(request.url.path)}.")
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "GET")
         return Problem.wrong_method(request.method, allowed.replace("GET", "GET, HEAD"))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qualms.web.bodies import UploadBudget
-from qualms.web.problems import Problem
+from qualms.web.problems import Kind, Problem
 
 if TYPE_CHECKING:
     from qualms.web.served_model import ServedModel
@@ -33,7 +33,7 @@ class ServiceState:
     def ready_model(self) -> "ServedModel":
         """The model; a Problem if it is not loaded."""
         if self.model is None:
-            raise Problem.unavailable(self.why_not_ready or "The model is still loading.")
+            raise Problem(Kind.UNAVAILABLE, self.why_not_ready or "The model is still loading.")
         return self.model
 
     @property

@@ -20,7 +20,7 @@ from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Manifest
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
 from qualms.decisions.verdicts import Decider, decide
-from qualms.telemetry.metrics import P_VALUES, BatchHistogram, ModelMetrics, ServiceMetrics, expose
+from qualms.telemetry.metrics import P_VALUES, Histogram, ModelMetrics, ServiceMetrics, expose
 from qualms.web.predict import REASONS, STATUSES
 from qualms.web.state import ServiceState
 
@@ -53,10 +53,10 @@ def total(values: dict[str, float], name: str, **labels: str) -> float:
 
 def test_a_histogram_counts_arrays_and_single_values() -> None:
     registry = CollectorRegistry()
-    histogram = BatchHistogram("h", "text", {"model": "m"}, [1.0, 0.5, 0.5])
+    histogram = Histogram("h", "text", ["model"], [1.0, 0.5, 0.5])
     registry.register(histogram)
-    histogram.observe(np.array([0.25, 0.5, 0.75, 1.0, 7.0]))
-    histogram.observe_one(0.5)
+    histogram.labels("m").observe(np.array([0.25, 0.5, 0.75, 1.0, 7.0]))
+    histogram.labels("m").observe_one(0.5)
     buckets = [registry.get_sample_value("h_bucket", {"model": "m", "le": bound}) for bound in ("0.5", "1.0", "+Inf")]
     assert buckets == [3, 5, 6]
     assert registry.get_sample_value("h_count", {"model": "m"}) == 6
@@ -65,9 +65,9 @@ def test_a_histogram_counts_arrays_and_single_values() -> None:
 
 def test_non_finite_values_are_counted_but_not_summed() -> None:
     registry = CollectorRegistry()
-    histogram = BatchHistogram("h", "text", {}, [1.0])
+    histogram = Histogram("h", "text", [], [1.0])
     registry.register(histogram)
-    histogram.observe(np.array([0.5, math.nan, math.inf], np.float32))
+    histogram.labels().observe(np.array([0.5, math.nan, math.inf], np.float32))
     assert registry.get_sample_value("h_bucket", {"le": "1.0"}) == 1
     assert (registry.get_sample_value("h_count"), registry.get_sample_value("h_sum")) == (3, 0.5)
 

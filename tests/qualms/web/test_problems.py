@@ -38,7 +38,7 @@ def test_body_is_problem_details_with_field_and_accepted() -> None:
 
 def test_members_without_a_value_are_left_out() -> None:
     members = {"type", "title", "status", "detail", "instance", "request_id"}
-    assert set(document(Problem.not_found("Nothing."))) == members
+    assert set(document(Problem(Kind.NOT_FOUND, "Nothing."))) == members
 
 
 def test_kinds_have_distinct_types_and_known_statuses() -> None:
@@ -80,7 +80,10 @@ def test_wrong_method_names_the_allowed_methods() -> None:
 
 
 def test_unavailable_is_503_and_too_late_is_504() -> None:
-    assert (Problem.unavailable("Loading.").status, Problem.unavailable("Loading.").detail) == (503, "Loading.")
+    assert (Problem(Kind.UNAVAILABLE, "Loading.").status, Problem(Kind.UNAVAILABLE, "Loading.").detail) == (
+        503,
+        "Loading.",
+    )
     assert (Problem.too_late(0.25).status, Problem.too_late(0.25).kind.title) == (504, "The deadline has passed")
     assert "0.25 s" in Problem.too_late(0.25).detail
 
@@ -102,7 +105,7 @@ def test_a_clients_text_is_quoted_and_shortened() -> None:
 def test_a_problem_can_pass_through_a_context_manager() -> None:
     async def raise_in_timeout() -> None:
         async with asyncio.timeout(10):
-            raise Problem.not_found("Nothing.")
+            raise Problem(Kind.NOT_FOUND, "Nothing.")
 
     with pytest.raises(Problem, match="Nothing"):
         asyncio.run(raise_in_timeout())

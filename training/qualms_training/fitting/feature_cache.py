@@ -95,7 +95,8 @@ def cached_features(
         with FileLock(root / f"{key}.lock"):
             folder = _entry(key, extractor, images, root, device)  # another run may have filled it in the meantime
             if not _is_complete(folder):
-                _fill(extractor.to(device).eval(), images, folder, device, batch, progress)
+                frozen = extractor.to(device).eval()
+                _fill(folder, len(images), lambda path: _write_arrays(frozen, images, path, device, batch, progress))
     return _open(folder)
 
 
@@ -125,21 +126,14 @@ def _open(folder: Path) -> Features:
     )
 
 
-def _fill(
-    extractor: Extractor,
-    images: NDArray[np.uint8],
-    folder: Path,
-    device: torch.device,
-    batch: int,
-    progress: Callable[[int], None] | None,
-) -> None:
-    """Write a complete entry. The caller holds the lock of its key."""
+def _fill(folder: Path, count: int, write_arrays: Callable[[Path], list[str]]) -> None:
+    """Write a complete entry for `count` images. The caller holds the lock of its key."""
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
     partial.mkdir()
     try:
-        names = _write_arrays(extractor, images, partial, device, batch, progress)
-        (partial / "done.json").write_text(json.dumps({"taps": names, "images": len(images)}))
+        names = write_arrays(partial)
+        (partial / "done.json").write_text(json.dumps({"taps": names, "images": count}))
         shutil.rmtree(folder, ignore_errors=True)  # a folder without done.json is not a complete entry
         partial.replace(folder)
     finally:
