@@ -59,9 +59,8 @@ def train(
     cache: Cache = None,
 ) -> None:
     """Run a recipe, from data to one calibrated ONNX file; an interrupted run continues when it is started again."""
-    from qualms_training.fitting.device import pick_device
     from qualms_training.recipe import load_recipe
-    from qualms_training.run import train_recipe
+    from qualms_training.run import pick_device, train_recipe
 
     train_recipe(
         load_recipe(recipe),
@@ -139,9 +138,9 @@ def tables(
     device: Device = Device.auto,
 ) -> None:
     """Reproduce the paper's tables: every method, two protocols; an interrupted run continues when it is started again."""
-    from qualms_training.fitting.device import pick_device
     from qualms_training.paper.command import make_tables
     from qualms_training.paper.definition import load_benchmark
+    from qualms_training.run import pick_device
 
     loaded = load_benchmark(benchmark)
     if protocol is not None:

@@ -6,11 +6,16 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qualms.bundle.arrays import Float32Array, Float32Values
-from qualms.bundle.scores import DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE, DIRICHLET_SCORES, ScoreSpec
+from qualms.bundle.scores import DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE, ScoreSpec
 from qualms.errors import BundleError
 from qualms.images.input_spec import InputSpec
 
 SCHEMA_VERSION: Final = 1
+REQUIRED_SCORES: Final = {
+    *("entropy", "max_probability", "mutual_information", "differential_entropy"),
+    *("precision", "log_precision", "expected_entropy", "error_probability"),
+}
+"""scores of every bundle of this schema version; later additions to `SCORES` are optional, so that old bundles still open"""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -195,7 +200,7 @@ class Manifest(ManifestPart):
     def _check_consistency(self) -> Self:
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("class names must be unique")
-        if missing := sorted(set(DIRICHLET_SCORES) - set(self.scores)):
+        if missing := sorted(REQUIRED_SCORES - set(self.scores)):
             raise ValueError(f"the required scores {', '.join(missing)} are missing")
         if missing := sorted(set(self.scores) - set(self.calibration.scores)):
             raise ValueError(f"the scores {', '.join(missing)} are not calibrated")

@@ -4,7 +4,8 @@ To add a score, add an entry to `SCORES` and compute it in training. A score of 
 `qualms_training.meta.dirichlet.DirichletScores` with an exact formula in `qualms_training.bench.score_accuracy`; its entry
 stands before `distance`. A score of the tapped features is computed in `qualms_training.meta.ood_scores` and also listed
 in `FEATURE_SCORES` below. The outputs of the graph, manifest, calibration, thresholds, evaluation and accepted values of
-`?score=` follow. The test graph in `tests/qualms/conftest.py` needs the output, too.
+`?score=` follow; a field of the reply is declared in `qualms.decisions.results`. The test graph in `tests/qualms/conftest.py`
+needs the output, too.
 
 At run time the directions come from the manifest, because a model may have scores that are not listed here.
 """

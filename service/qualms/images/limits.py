@@ -1,8 +1,8 @@
 """Limits on hostile image files, which need far more time or memory than their bytes and pixels suggest.
 
 Pillow trusts the headers of a file, so these limits are checked before it decodes. `check_file_limits` checks the raw
-bytes of PNG, JPEG and TIFF files, `check_decoder_limits` an opened TIFF or BMP image. The limit on pixels is
-`qualms.images.preprocess.MAX_PIXELS`.
+bytes of PNG, JPEG and TIFF files, `check_decoder_limits` an opened TIFF or BMP image. The limit on pixels
+is an argument: `QUALMS_MAX_PIXELS` in the service, else `qualms.images.preprocess.MAX_PIXELS`.
 """
 
 import re

@@ -3,7 +3,8 @@
 Requests that arrive in one iteration of the event loop are decoded together, which is faster than decoding each of them
 between reads and writes. Short runs are made on the event loop, because the hand-over to the runner's thread and back
 would cost more; long runs are made on that thread. Queue lengths and limits count rows (images), not requests. Requests
-that have expired, or whose client has disconnected, are dropped before they are run.
+that have expired, or whose client has disconnected, are dropped before they are run. A lone
+request on an idle service is run at once, in `queue`.
 """
 
 import asyncio

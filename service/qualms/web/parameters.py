@@ -1,5 +1,8 @@
 """The query parameters and headers of `POST /predict`: their only definition, for parsing and for the OpenAPI document.
 
+A query parameter is a field of `OperatingPoint`, and of `Selection` in `qualms/model.py`. A parameter that selects no
+thresholds, such as one that changes the form of the reply, would need a second value from `parse_query`.
+
 Parsing is strict: a misspelt parameter is an error. Clients repeat the same few queries, so each is parsed once.
 """
 
@@ -71,7 +74,7 @@ QUERY_PARAMETERS = {
 
 REQUEST_ID, REQUEST_TIMEOUT = "X-Request-ID", "X-Request-Timeout"
 HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
-    REQUEST_ID: ("Returned in the reply and written to the log.", {"type": "string"}),
+    REQUEST_ID: ("Returned in the reply, and in the log if the request is logged.", {"type": "string"}),
     REQUEST_TIMEOUT: ("Seconds this request may take.", {"type": "number", "exclusiveMinimum": 0}),
 }
 """description and schema of each request header, by name"""

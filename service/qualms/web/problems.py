@@ -27,7 +27,7 @@ class Kind(Enum):
     WRONG_METHOD = 405, "wrong-method", "The method is not allowed here", None
     TOO_SLOW = 408, "too-slow", "The body did not arrive in time", "slow"
     TOO_LARGE = 413, "too-large", "The request is too large", "too_large"
-    UNSUPPORTED = 415, "unsupported", "This is not an accepted image", "unsupported"
+    UNSUPPORTED = 415, "unsupported", "The content is not an accepted image or type", "unsupported"
     INVALID = 422, "invalid", "A value is not accepted", "invalid"
     WRONG_SHAPE = 422, "wrong-shape", "An image has the wrong shape", "invalid"
     OPERATING_POINT = 422, "operating-point", "The calibration does not support this operating point", "invalid"

@@ -322,8 +322,8 @@ class DrainingServer(uvicorn.Server):
     """A server that drains on the first signal and stops at once on the second.
 
     uvicorn closes its listener on the first signal, before load balancers notice. Here the first signal only turns
-    readiness to 503; requests are accepted for `drain_seconds`, then the listener closes, admitted requests are
-    finished, and the process exits with 0.
+    readiness to 503; requests are accepted for `drain_seconds` after SIGTERM (not at all after SIGINT), then the listener
+    closes, admitted requests are finished, and the process exits with 0.
     """
 
     def __init__(self, config: uvicorn.Config, state: ServiceState, drain_seconds: float) -> None:

@@ -58,13 +58,7 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -
     async def models() -> Response:
         return _json({"models": [] if state.model is None else [_summary(state.model).model_dump()]})
 
-    @app.get(
-        "/models/{name}",
-        tags=["models"],
-        summary="One model and its manifest.",
-        response_model=ModelReply,
-        responses=unknown,
-    )
+    @app.get("/models/{name}", tags=["models"], summary="One model.", response_model=ModelReply, responses=unknown)
     async def model(name: str) -> Response:
         if state.model is None or state.model.bundle.manifest.name != name:
             raise Problem(Kind.NOT_FOUND, f"There is no model {quoted(name)} here.")
@@ -72,13 +66,7 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -
         document = manifest.model_dump(mode="json", exclude={"golden": True, "calibration": {"scores", "trust"}})
         return _json({**_summary(state.model).model_dump(), "manifest": document})
 
-    @app.get(
-        "/metrics",
-        tags=["health"],
-        summary="Prometheus metrics.",
-        response_class=PlainTextResponse,
-        responses=exposition,
-    )
+    @app.get("/metrics", tags=["health"], response_class=PlainTextResponse, responses=exposition)
     async def metrics(request: Request) -> Response:
         body, content_type = expose(registry, request.headers.get("accept", ""))
         return Response(body, media_type=None, headers={"content-type": content_type})

@@ -6,7 +6,8 @@ the class ambiguous, so it resembles OOD images of a similar class.
 
 To add a noise, write a function and append it to `NOISES`; its position there is part of its random seed, and all noises
 are used to weight the fused score. Add it to `CORRUPTION` only if the Corrupted set is to change: the published figures are
-about the present one. Saved results of `qualms tables` do not depend on either, so delete them.
+about the present one. After either change delete the saved results of `qualms tables`: their
+fingerprint does not contain `NOISES` or the noise of the Corrupted set, so they would be used again.
 
 Each noise takes uint8 images (N, H, W, C) and returns images of the same shape; every image has its own random draw.
 """

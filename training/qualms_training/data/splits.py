@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from qualms_training.errors import DataError
 
 SPLITS = ("train", "validation", "fit", "calibration")
-"""used for training of base and meta-model, early stopping, weights of the fused score, and thresholds and p-values"""
+"""used to train base and meta-model; to stop training; for weights of the fused score and candidate trust thresholds; for
+thresholds and p-values"""
 
 
 def make_splits(n: int, sizes: Mapping[str, int], seed: int) -> dict[str, NDArray[np.int64]]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 TINY = 1e-12
 """smallest squared length by which a feature is divided"""
-NOISE = 1e-7
+MIN_VARIANCE = 1e-7
 """variance of unit features below which a direction contains only rounding errors of the feature cache"""
 MAX_FACTOR_SIZE = 200_000
 """elements in a tap's covariance factor; wider taps use only the directions of largest variance"""
@@ -46,8 +46,8 @@ class TapDensity(nn.Module):
         )
         centred = rows - means[labels]
         values, vectors = np.linalg.eigh(centred.T @ centred / len(rows))
-        factor = (vectors / np.sqrt(np.maximum(values, NOISE))).T
-        factor[values < NOISE] = 0.0
+        factor = (vectors / np.sqrt(np.maximum(values, MIN_VARIANCE))).T
+        factor[values < MIN_VARIANCE] = 0.0
         largest = factor[::-1][:rank]  # eigh sorts eigenvalues in ascending order
         self.factor.copy_(torch.from_numpy(largest.copy()))
         self.means.copy_(torch.from_numpy(means @ largest.T))

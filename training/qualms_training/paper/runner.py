@@ -30,7 +30,7 @@ from qualms_training.stages.context import RunContext
 
 
 class JobResult(BaseModel):
-    """JobResult of one method with one seed under one protocol. The aliases are the keys in the saved file."""
+    """The result of one method with one seed under one protocol. The aliases are the keys in the saved file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True, serialize_by_alias=True)
 

@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 
 from qualms_training.fitting.meta_trainer import train_meta
 from qualms_training.paper.inputs import LabelledOutputs, PostHocInputs
-from qualms_training.paper.methods.method_output import dirichlet_verdict, softmax_verdict
+from qualms_training.paper.methods.score_functions import dirichlet_output, softmax_output
 from qualms_training.paper.methods.trained_heads import heads
 from qualms_training.paper.methods.trained_heads.ablations import CrossEnt, LastLayer, LinearMeta
 from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta
@@ -24,7 +24,7 @@ MakePostHocInputs = Callable[..., PostHocInputs]
 
 def test_dirichlet_scores_agree_with_scipy_and_are_larger_for_more_uncertainty() -> None:
     z = torch.randn(20, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    verdict, alpha = dirichlet_verdict(z), z.exp().numpy()
+    verdict, alpha = dirichlet_output(z), z.exp().numpy()
     mean = alpha / alpha.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(verdict.scores["entropy"], entropy(mean, axis=1), rtol=1e-5)
     np.testing.assert_allclose(verdict.scores["max_probability"], 1 - mean.max(axis=1), rtol=1e-5)
@@ -44,7 +44,7 @@ def test_dirichlet_scores_agree_with_scipy_and_are_larger_for_more_uncertainty()
 
 def test_softmax_scores_agree_with_scipy() -> None:
     logits = torch.randn(20, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    verdict, p = softmax_verdict(logits), softmax(logits.numpy(), axis=1)
+    verdict, p = softmax_output(logits), softmax(logits.numpy(), axis=1)
     np.testing.assert_allclose(verdict.scores["entropy"], entropy(p, axis=1))
     np.testing.assert_allclose(verdict.scores["max_probability"], 1 - p.max(axis=1))
 

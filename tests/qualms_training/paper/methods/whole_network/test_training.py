@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from qualms_training.data.synthetic import draw_shapes
 from qualms_training.paper.inputs import ImageInputs, Images
 from qualms_training.paper.method import ImageMethod, MethodOutput, NotApplicableError
-from qualms_training.paper.methods.method_output import PAPER_SCORES
+from qualms_training.paper.methods.score_functions import PAPER_SCORES
 from qualms_training.paper.methods.whole_network.aloe import ALOE
 from qualms_training.paper.methods.whole_network.be_bayesian import BeBayesian
 from qualms_training.paper.methods.whole_network.mc_dropout import MCDropout

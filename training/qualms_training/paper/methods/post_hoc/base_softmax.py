@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
 from qualms_training.paper.method import MethodOutput, PostHocMethod
-from qualms_training.paper.methods.method_output import softmax_scores
+from qualms_training.paper.methods.score_functions import softmax_scores
 
 
 @dataclass

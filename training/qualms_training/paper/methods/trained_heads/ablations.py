@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from qualms_training.meta.meta_model import SoftClamp
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
 from qualms_training.paper.method import MethodOutput, NoiseChains, PostHocMethod
-from qualms_training.paper.methods.method_output import dirichlet_verdict, softmax_verdict
+from qualms_training.paper.methods.score_functions import dirichlet_output, softmax_output
 from qualms_training.paper.methods.trained_heads.heads import (
     cross_entropy,
     linear_head,
@@ -34,7 +34,7 @@ class LinearMeta(_Ablation):
 
     def score(self, outputs: BaseOutputs) -> MethodOutput:
         """All scores of the Dirichlet distribution."""
-        return dirichlet_verdict(self.head(outputs))
+        return dirichlet_output(self.head(outputs))
 
 
 @dataclass
@@ -48,7 +48,7 @@ class CrossEnt(_Ablation):
 
     def score(self, outputs: BaseOutputs) -> MethodOutput:
         """Class, entropy and 1 − max probability of the softmax."""
-        return softmax_verdict(self.head(outputs))
+        return softmax_output(self.head(outputs))
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
 from qualms_training.paper.method import MethodOutput, NoiseChains, PostHocMethod
-from qualms_training.paper.methods.method_output import dirichlet_verdict
+from qualms_training.paper.methods.score_functions import dirichlet_output
 from qualms_training.paper.methods.trained_heads.heads import meta_head, stopping_noise, train_head
 from qualms_training.recipe import MetaSection, Recipe
 
@@ -38,7 +38,7 @@ class DirichletMeta(PostHocMethod):
 
     def score(self, outputs: BaseOutputs) -> MethodOutput:
         """All scores of the Dirichlet distribution."""
-        return dirichlet_verdict(self.head(outputs))
+        return dirichlet_output(self.head(outputs))
 
     def _section(self, recipe: Recipe) -> MetaSection:
         if self.stop == "ood":

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
 from qualms_training.paper.method import MethodOutput, PostHocMethod
-from qualms_training.paper.methods.method_output import softmax_verdict
+from qualms_training.paper.methods.score_functions import softmax_output
 from qualms_training.paper.methods.trained_heads.heads import cross_entropy, linear_head, meta_head, train_head
 from qualms_training.recipe import Count, NotNegative, Positive
 
@@ -33,7 +33,7 @@ class FineTune(PostHocMethod):
 
     def score(self, outputs: BaseOutputs) -> MethodOutput:
         """Class, entropy and 1 − max probability of the softmax."""
-        return softmax_verdict(self.head(outputs))
+        return softmax_output(self.head(outputs))
 
     def _optimisation(self) -> dict[str, Any]:
         return {

@@ -16,7 +16,7 @@ from qualms_training.meta.fusion import FusionData
 from qualms_training.meta.ood_scores import OodScores
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
 from qualms_training.paper.method import MethodOutput, NoiseChains, PostHocMethod
-from qualms_training.paper.methods.method_output import dirichlet_verdict
+from qualms_training.paper.methods.score_functions import dirichlet_output
 from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta
 from qualms_training.paper.methods.trained_heads.heads import FeatureHead
 from qualms_training.recipe import Recipe
@@ -64,7 +64,7 @@ class Fused(PostHocMethod):
         with torch.inference_mode():
             values = {"fused": self.ood_scores.fusion(components).double().numpy()}
         if self.density_evidence is not None:
-            values |= dirichlet_verdict(self._log_alpha(outputs)).scores
+            values |= dirichlet_output(self._log_alpha(outputs)).scores
         return MethodOutput(outputs.predictions, values)
 
     def _components(self, outputs: BaseOutputs) -> NDArray[np.float64]:

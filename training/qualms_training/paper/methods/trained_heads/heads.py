@@ -16,7 +16,7 @@ from qualms_training.meta.meta_model import PooledMeta, build_meta
 from qualms_training.models import count_parameters
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
 from qualms_training.paper.method import NoiseChains
-from qualms_training.paper.methods.method_output import softmax_scores
+from qualms_training.paper.methods.score_functions import softmax_scores
 from qualms_training.recipe import MetaSection
 
 

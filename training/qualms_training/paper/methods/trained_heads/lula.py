@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
 from qualms_training.paper.method import MethodOutput, NoiseChains, PostHocMethod
-from qualms_training.paper.methods.method_output import probability_scores
+from qualms_training.paper.methods.score_functions import probability_scores
 from qualms_training.recipe import Count, Positive, Recipe
 
 BATCH = 128

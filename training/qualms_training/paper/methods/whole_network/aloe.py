@@ -18,7 +18,7 @@ from qualms_training.meta.extractor import Normalise
 from qualms_training.models import count_parameters, identity
 from qualms_training.paper.inputs import ImageInputs, Images
 from qualms_training.paper.method import ImageMethod, MethodOutput, NoiseChains
-from qualms_training.paper.methods.method_output import softmax_scores
+from qualms_training.paper.methods.score_functions import softmax_scores
 from qualms_training.paper.methods.whole_network.training import (
     copy_of_base,
     images_fingerprint,

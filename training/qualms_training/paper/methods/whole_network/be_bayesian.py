@@ -9,7 +9,7 @@ from qualms_training.meta.dirichlet import negative_elbo
 from qualms_training.meta.meta_model import SoftClamp
 from qualms_training.paper.inputs import ImageInputs, Images
 from qualms_training.paper.method import ImageMethod, MethodOutput
-from qualms_training.paper.methods.method_output import dirichlet_verdict
+from qualms_training.paper.methods.score_functions import dirichlet_output
 from qualms_training.paper.methods.whole_network.training import new_network, outputs, section_for, train_network
 from qualms_training.recipe import Count, Positive
 
@@ -40,7 +40,7 @@ class BeBayesian(ImageMethod):
 
     def score(self, images: Images) -> MethodOutput:
         """The class with the largest α, and the five scores of Dir(α)."""
-        return dirichlet_verdict(outputs(self.model, images, self.device))
+        return dirichlet_output(outputs(self.model, images, self.device))
 
     def loss(self, log_alpha: Tensor, labels: Tensor) -> Tensor:
         """The negative ELBO of log α (N, K), with a uniform prior."""

@@ -15,7 +15,7 @@ from qualms_training.meta.dirichlet import negative_elbo
 from qualms_training.meta.taps import open_head
 from qualms_training.paper.inputs import ImageInputs, Images, LabelledImages
 from qualms_training.paper.method import ImageMethod, MethodOutput
-from qualms_training.paper.methods.method_output import probability_scores
+from qualms_training.paper.methods.score_functions import probability_scores
 from qualms_training.paper.methods.whole_network.radial_flow import RadialFlows
 from qualms_training.paper.methods.whole_network.training import (
     example_for,

@@ -10,9 +10,10 @@ from qualms_training.meta.dirichlet import dirichlet_scores
 from qualms_training.paper.method import MethodOutput
 
 PAPER_SCORES = ("entropy", "mutual_information", "differential_entropy", "precision")
+"""the fifth, max_probability, is computed without cancellation in `dirichlet_output`"""
 
 
-def dirichlet_verdict(log_alpha: Tensor) -> MethodOutput:
+def dirichlet_output(log_alpha: Tensor) -> MethodOutput:
     """The class with the largest α and the paper's five scores, from log α (N, K)."""
     values = dirichlet_scores(log_alpha)
     uncertainty = {name: as_uncertainty(getattr(values, name).numpy(), SCORES[name].direction) for name in PAPER_SCORES}
@@ -20,7 +21,7 @@ def dirichlet_verdict(log_alpha: Tensor) -> MethodOutput:
     return MethodOutput(log_alpha.argmax(dim=1).numpy(), dict(uncertainty))
 
 
-def softmax_verdict(logits: Tensor) -> MethodOutput:
+def softmax_output(logits: Tensor) -> MethodOutput:
     """The class with the largest logit and the two scores of the softmax, from logits (N, K)."""
     return MethodOutput(logits.argmax(dim=1).numpy(), dict(softmax_scores(logits.double().numpy())))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qualms_training.errors import QualmsError
-from qualms_training.fitting.device import pick_device
+from qualms_training.run import pick_device
 
 
 def test_auto_is_cuda_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
