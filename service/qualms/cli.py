@@ -27,6 +27,7 @@ EXTRAS = {
     "scipy": "train",
     "matplotlib": "train",
     "mpmath": "train",
+    "filelock": "train",
 }
 """the extra that installs each optional module"""
 
