@@ -3,6 +3,7 @@
 import math
 import shutil
 import subprocess
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -164,6 +165,22 @@ def test_pending_batches_are_counted_once_when_the_registry_is_read(
         values = series(expose(registry, "")[0].decode())
         assert total(values, "qualms_predictions_total") == 2 * batches
         assert total(values, "qualms_p_value_count") == 2 * batches
+
+
+def test_pending_batches_are_bounded_if_the_registry_is_never_read(
+    registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
+) -> None:
+    """A service without a scraper must not hold the outputs of all its batches."""
+    rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
+    metrics = ModelMetrics(registry, bundle, rule, PROVIDER)
+    held = []
+    for _ in range(100):
+        outputs = {name: values[:2].copy() for name, values in manifest.calibration.scores.items()}
+        outputs["prediction"] = np.zeros(2, np.int64)
+        metrics.observe(outputs, decide(rule, outputs), [(2, 0.1)])
+        held.append(weakref.ref(outputs["prediction"]))
+    del outputs
+    assert sum(reference() is not None for reference in held) < 20
 
 
 def test_reference_histograms_equal_those_of_the_calibration_images(
