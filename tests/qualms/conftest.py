@@ -143,7 +143,7 @@ def manifest(graph: bytes, runner: GraphRunner, draw_images: Callable[[int, int]
     uncertain = np.argsort(outputs["error_probability"])[-MISTAKES:]
     labels[uncertain] = (labels[uncertain] + 1) % len(CLASSES)
     inputs = golden.draw(SPEC)
-    operating = OperatingDefaults()
+    operating = OperatingDefaults(score="mutual_information", trust_score="error_probability")
     return Manifest(
         name="tiny",
         version="1.2",

@@ -6,15 +6,12 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qualms.bundle.arrays import Float32Array, Float32Values
-from qualms.bundle.scores import DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE, ScoreSpec
+from qualms.bundle.scores import DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE, DIRICHLET_SCORES, ScoreSpec
 from qualms.errors import BundleError
 from qualms.images.input_spec import InputSpec
 
 SCHEMA_VERSION: Final = 1
-REQUIRED_SCORES: Final = {
-    *("entropy", "max_probability", "mutual_information", "differential_entropy"),
-    *("precision", "log_precision", "expected_entropy", "error_probability"),
-}
+REQUIRED_SCORES: Final = frozenset(DIRICHLET_SCORES)
 """scores of every bundle of this schema version; later additions to `SCORES` are optional, so that old bundles still open"""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]

@@ -1,11 +1,10 @@
 """The uncertainty scores of a model: one graph output of shape (N,) per score.
 
-To add a score, add an entry to `SCORES` and compute it in training. A score of the Dirichlet distribution is a field of
-`qualms_training.meta.dirichlet.DirichletScores` with an exact formula in `qualms_training.bench.score_accuracy`; its entry
-stands before `distance`. A score of the tapped features is computed in `qualms_training.meta.ood_scores` and also listed
-in `FEATURE_SCORES` below. The outputs of the graph, manifest, calibration, thresholds, evaluation and accepted values of
-`?score=` follow; a field of the reply is declared in `qualms.decisions.results`. The test graph in `tests/qualms/conftest.py`
-needs the output, too.
+To add a score, add an entry to `SCORES` and compute it in `qualms_training.meta`. A score of the Dirichlet distribution is also
+listed in `DIRICHLET_SCORES`, and is a field of `qualms_training.meta.dirichlet.DirichletScores` with an exact formula in
+`qualms_training.bench.score_accuracy`. The outputs of the graph, manifest, calibration, thresholds, evaluation and accepted
+values of `?score=` follow; a field of the reply is declared in `qualms.decisions.results`. The test graph in
+`tests/qualms/conftest.py` needs the output, too.
 
 At run time the directions come from the manifest, because a model may have scores that are not listed here.
 """
@@ -51,22 +50,29 @@ SCORES: Mapping[str, ScoreSpec] = MappingProxyType(
         "expected_entropy": ScoreSpec(kind="aleatoric", direction="higher"),
         # one minus the largest mean class probability, computed without cancellation
         "error_probability": ScoreSpec(kind="total", direction="higher"),
+        # one minus the probability of the served class by the network that predicts, computed without cancellation
+        "predicted_error": ScoreSpec(kind="total", direction="higher"),
+        # mutual information of the meta-model's own Dirichlet distribution, in nats
+        "meta_mutual_information": ScoreSpec(kind="epistemic", direction="higher"),
         # squared distance of the tapped features from the nearest class
         "distance": ScoreSpec(kind="epistemic", direction="higher"),
-        # weighted sum of the surprisals of several scores, in nats
+        # sum of the surprisals of several scores, in nats
         "fused": ScoreSpec(kind="total", direction="higher"),
     }
 )
 """Scores by name, in the order of the graph's outputs."""
 
-FEATURE_SCORES = ("distance", "fused")
+DIRICHLET_SCORES = (
+    *("entropy", "max_probability", "mutual_information", "differential_entropy"),
+    *("precision", "log_precision", "expected_entropy", "error_probability"),
+)
+"""Functions of the Dirichlet parameters α, which every bundle has."""
+FEATURE_SCORES = ("distance",)
 """Scores of models with a fitted density of their training features."""
-DIRICHLET_SCORES = tuple(name for name in SCORES if name not in FEATURE_SCORES)
-"""Scores of every model."""
 
-DEFAULT_FLAG_SCORE = "mutual_information"
+DEFAULT_FLAG_SCORE = "fused"
 """Score for flags if the recipe names no other."""
-DEFAULT_TRUST_SCORE = "error_probability"
+DEFAULT_TRUST_SCORE = "predicted_error"
 """Score for trust if the recipe names no other."""
 
 

@@ -22,10 +22,13 @@ def test_the_registry_lists_the_graphs_scores_in_order() -> None:
         "log_precision",
         "expected_entropy",
         "error_probability",
+        "predicted_error",
+        "meta_mutual_information",
         "distance",
         "fused",
     ]
-    assert list(SCORES) == [*DIRICHLET_SCORES, *FEATURE_SCORES]
+    assert list(SCORES)[:8] == list(DIRICHLET_SCORES)
+    assert set(FEATURE_SCORES) <= set(SCORES) - set(DIRICHLET_SCORES)
 
 
 def test_only_probability_and_precision_scores_have_direction_lower() -> None:
@@ -35,14 +38,13 @@ def test_only_probability_and_precision_scores_have_direction_lower() -> None:
 
 def test_kinds_of_uncertainty() -> None:
     kinds = {kind: {name for name, score in SCORES.items() if score.kind == kind} for kind in ("total", "aleatoric")}
-    assert kinds["total"] == {"entropy", "max_probability", "error_probability", "fused"}
+    assert kinds["total"] == {"entropy", "max_probability", "error_probability", "predicted_error", "fused"}
     assert kinds["aleatoric"] == {"expected_entropy"}
 
 
-def test_every_model_has_the_default_scores_and_their_kinds_fit() -> None:
-    assert SCORES[DEFAULT_FLAG_SCORE].kind == "epistemic"
-    assert SCORES[DEFAULT_TRUST_SCORE].kind == "total"
-    assert {DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE} <= set(DIRICHLET_SCORES)
+def test_the_default_scores_need_no_density_and_measure_total_uncertainty() -> None:
+    assert SCORES[DEFAULT_FLAG_SCORE].kind == SCORES[DEFAULT_TRUST_SCORE].kind == "total"
+    assert not {DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE} & set(FEATURE_SCORES)
 
 
 def test_the_registry_is_read_only() -> None:
