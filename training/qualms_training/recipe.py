@@ -172,8 +172,9 @@ class MetaSection(Optimisation):
     """pooled: the statistics of a tap over space"""
     grid: Count = 1
     """pooled: each statistic is taken in grid × grid cells"""
-    kl_weight: Positive
-    """λ"""
+    kl_weight: Positive | None = None
+    """λ; by default 1 / (100 K) for K classes, which is the paper's 0.001 for ten: the optimum gives the true class
+    α = 1 + 1/λ, and with a fixed λ its share of α_0 would shrink with the number of classes"""
     prior: Positive = 1.0
     """β, the same for every class"""
     clip_norm: Positive = 1.0
@@ -183,6 +184,10 @@ class MetaSection(Optimisation):
     """noisy copies of the validation images, each made by a chain of noises; the AUROC is averaged over them"""
     noise_draws: Count = 1
     """number of copies per chain; they are made once and cached"""
+
+    def kl_weight_for(self, classes: int) -> float:
+        """λ for a number of classes."""
+        return 1 / (100 * classes) if self.kl_weight is None else self.kl_weight
 
 
 class Recipe(Section):
@@ -201,26 +206,23 @@ class Recipe(Section):
     base: BaseSection
     meta: MetaSection
     operating: OperatingDefaults = OperatingDefaults()
-    fuse: bool | None = None
-    """whether the bundle has the scores distance and fused; by default only if the taps are pooled, because flattened taps
-    are too wide"""
+    distance: bool | None = None
+    """whether the distance from the training data is a term of the flag score; by default only if the taps are pooled,
+    because flattened taps are too wide"""
     report_targets: list[Fraction] = [0.05, 0.01]
 
     @model_validator(mode="before")
     @classmethod
-    def _default_to_fused_score(cls, document: Any) -> Any:
-        """Flag by the fused score, if there is one and the recipe names no other."""
-        if not isinstance(document, dict) or not _fuses(document):
+    def _rename_fuse(cls, document: Any) -> Any:
+        """Read `fuse`, the former name of `distance`, in recipes that earlier versions recorded."""
+        if not isinstance(document, dict) or "fuse" not in document or "distance" in document:
             return document
-        operating = document.get("operating", {})
-        if not isinstance(operating, dict):
-            return document
-        return {**document, "operating": {"score": "fused", **operating}}
+        return {"distance": document["fuse"], **{key: value for key, value in document.items() if key != "fuse"}}
 
     @property
-    def fuses(self) -> bool:
-        """Whether the bundle has the scores distance and fused."""
-        return self.meta.form == "pooled" if self.fuse is None else self.fuse
+    def uses_distance(self) -> bool:
+        """Whether the distance from the training data is a term of the flag score."""
+        return self.meta.form == "pooled" if self.distance is None else self.distance
 
     def check_seed(self, seed: int) -> None:
         """Raise RecipeError if this seed would hold out images that the given weights were trained on."""
@@ -234,7 +236,7 @@ class Recipe(Section):
     @property
     def scores(self) -> list[str]:
         """Scores of the bundle, each of which can flag."""
-        return list(SCORES if self.fuses else DIRICHLET_SCORES)
+        return [name for name in SCORES if name != "distance" or self.uses_distance]
 
     @model_validator(mode="after")
     def _check_scores(self) -> Self:
@@ -266,12 +268,6 @@ class Recipe(Section):
                 "does not predict the data's classes: set meta.stop_task to 'ood'"
             )
         return self
-
-
-def _fuses(document: dict[str, Any]) -> bool:
-    meta = document.get("meta")
-    pooled = isinstance(meta, dict) and meta.get("form") == "pooled"
-    return pooled if document.get("fuse") is None else document["fuse"] is True
 
 
 def available() -> list[str]:

@@ -13,21 +13,21 @@ POINTS = torch.from_numpy(np.unique(np.r_[np.geomspace(1e-6, 1e9, 121), 0.5, 1.0
 
 
 @pytest.mark.parametrize(("ours", "exact"), [(digamma, mpmath.digamma), (log_gamma, mpmath.loggamma)])
-def test_agrees_with_mpmath_to_eleven_digits(ours: object, exact: object) -> None:
+def test_agrees_with_mpmath_to_ten_digits(ours: object, exact: object) -> None:
     assert callable(ours)
     assert callable(exact)
     actual = ours(POINTS)
     with mpmath.workdps(40):
         for x, value in zip(POINTS.tolist(), actual.tolist(), strict=True):
             expected = exact(mpmath.mpf(x))
-            assert abs(value - expected) <= 1e-11 * max(1, abs(expected)), x
+            assert abs(value - expected) <= 1e-10 * max(1, abs(expected)), x
 
 
 def test_gamma_terms_are_exact_near_the_pole() -> None:
     x = torch.tensor([1e-300, 1e-12, 1e-6], dtype=torch.float64)
     terms = gamma_terms(x)
-    np.testing.assert_allclose(terms.digamma1, scipy.special.digamma(x.numpy() + 1), rtol=0, atol=1e-11)
-    np.testing.assert_allclose(terms.log_gamma1, scipy.special.gammaln(x.numpy() + 1), rtol=0, atol=1e-11)
+    np.testing.assert_allclose(terms.digamma1, scipy.special.digamma(x.numpy() + 1), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(terms.log_gamma1, scipy.special.gammaln(x.numpy() + 1), rtol=0, atol=1e-10)
 
 
 def test_gradients_agree_with_scipy() -> None:

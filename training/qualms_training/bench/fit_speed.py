@@ -37,7 +37,8 @@ def bench_fit(recipe_name: str, images: int, epochs: int, display: Display | Non
         _, model = random_parts(recipe)
 
         def loss(indices: NDArray[np.int64], _: torch.Generator) -> Tensor:
-            return negative_elbo(model(batch(indices)), labels[torch.from_numpy(indices)], section.kl_weight, prior)
+            weight = section.kl_weight_for(CLASSES)
+            return negative_elbo(model(batch(indices)), labels[torch.from_numpy(indices)], weight, prior)
 
         schedule = Schedule(images, section.batch, epochs, section.rate(images), 0, section.clip_norm)
         start = time.perf_counter()

@@ -11,51 +11,48 @@ from rich.table import Table
 from torch import nn
 
 from qualms.bundle.runtime import INPUT, GraphRunner
-from qualms_training.bench.random_networks import CLASSES, random_images, random_ood_scores, random_parts
+from qualms_training.bench.random_networks import CLASSES, random_graph, random_images
 from qualms_training.bench.score_accuracy import scores_model
 from qualms_training.bench.timing import medians
 from qualms_training.console import Display
-from qualms_training.meta.graph import BaseGraph, BundleGraph
+from qualms_training.meta.graph import BaseGraph
 from qualms_training.meta.onnx_export import to_onnx
 from qualms_training.recipe import load_recipe
 
-BATCHES = (1, 32)
+BATCHES = (1, 4, 32)
 
 
 def bench_graph(recipe_name: str, repeats: int, display: Display | None = None) -> dict[int, float]:
-    """Print the times of the base alone and of the graph with the meta-model and the fused score, and that of the scores.
+    """Print the times of the base alone and of the whole graph on one core, and that of the Dirichlet scores.
 
     Returns the time of the whole graph relative to the base alone, by batch size.
     """
     display = display or Display()
     recipe = load_recipe(recipe_name)
-    extractor, meta = random_parts(recipe)
-    ood_scores = random_ood_scores(recipe, extractor)
     example = random_images(recipe, 2)
     with display.console.status("exporting"):
-        graphs = {"base alone": to_onnx(BaseGraph(extractor), example, ["prediction", "base_probabilities"])}
-        not_fused = BundleGraph(extractor, meta)
-        graphs["with meta-model"] = to_onnx(not_fused, example, not_fused.outputs)
-        if ood_scores is not None:
-            fused = BundleGraph(extractor, meta, ood_scores=ood_scores)
-            graphs["with fused score"] = to_onnx(fused, example, fused.outputs)
+        graph = random_graph(recipe)
+        graphs = {
+            "base alone": to_onnx(BaseGraph(graph.extractor), example, ["prediction", "base_probabilities"]),
+            "whole graph": to_onnx(graph, example, graph.outputs),
+        }
         scores = scores_model(CLASSES)
-    table = Table("batch", *graphs, "of the base alone", title=f"{recipe.name} on the CPU", title_justify="left")
+    table = Table("batch", *graphs, "added", title=f"{recipe.name} on one core", title_justify="left")
     ratios = {}
     for batch in BATCHES:
         images = random_images(recipe, batch)
-        times = list(medians({name: _run(graph, images) for name, graph in graphs.items()}, repeats).values())
-        ratios[batch] = times[-1] / times[0]
-        shares = " → ".join(f"{value / times[0]:.3f}" for value in times[1:])
-        table.add_row(str(batch), *(f"{1e3 * value:.3f} ms" for value in times), shares)
+        times = medians({name: _run(data, images) for name, data in graphs.items()}, repeats)
+        ratios[batch] = times["whole graph"] / times["base alone"]
+        cells = [f"{1e3 * value:.3f} ms" for value in times.values()]
+        table.add_row(str(batch), *cells, f"{100 * (ratios[batch] - 1):+.1f} %")
     display.console.print(table)
-    sizes = ", ".join(f"{name} {_nodes(graph)} ({len(graph) / 1e6:.2f} MB)" for name, graph in graphs.items())
+    sizes = ", ".join(f"{name} {_nodes(data)} ({len(data) / 1e6:.2f} MB)" for name, data in graphs.items())
     display.note(f"Nodes: {sizes}; the Dirichlet scores {_nodes(scores)}.")
     display.note(f"The scores add {_score_microseconds(scores):.0f} µs at batch 1.")
     return ratios
 
 
-def _run(graph: bytes, inputs: NDArray[Any], threads: int = 0) -> Callable[[], object]:
+def _run(graph: bytes, inputs: NDArray[Any], threads: int = 1) -> Callable[[], object]:
     session = GraphRunner(graph, threads).session
     return lambda: session.run(None, {INPUT: inputs})
 
@@ -68,5 +65,5 @@ def _score_microseconds(scores: bytes) -> float:
     """Time of the graph of scores, minus that of an ONNX Runtime call that only copies its input."""
     z = torch.randn(1, CLASSES).numpy()
     copy = to_onnx(nn.Identity(), np.zeros((2, CLASSES), np.float32), ["copy"])
-    times = medians({"scores": _run(scores, z, threads=1), "call": _run(copy, z, threads=1)}, 3000, warm_up=200)
+    times = medians({"scores": _run(scores, z), "call": _run(copy, z)}, 3000, warm_up=200)
     return 1e6 * (times["scores"] - times["call"])

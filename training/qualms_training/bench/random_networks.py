@@ -5,8 +5,10 @@ import torch
 from numpy.typing import NDArray
 
 from qualms_training.meta.extractor import Extractor, Normalise, build_reduce
+from qualms_training.meta.flag_score import FlagScore
+from qualms_training.meta.graph import BundleGraph
+from qualms_training.meta.joined_alpha import JoinedAlpha
 from qualms_training.meta.meta_model import MetaModel, build_meta
-from qualms_training.meta.ood_scores import OodScores
 from qualms_training.meta.taps import Tapped, choose_taps
 from qualms_training.models import build, freeze
 from qualms_training.recipe import Recipe
@@ -32,11 +34,16 @@ def random_parts(recipe: Recipe) -> tuple[Extractor, MetaModel]:
     return extractor, build_meta(recipe.meta, widths, CLASSES, seed=0)
 
 
-def random_ood_scores(recipe: Recipe, extractor: Extractor) -> OodScores | None:
-    """The recipe's unfitted OOD scores, or None if it does not fuse scores."""
-    if not recipe.fuses:
-        return None
-    return OodScores(_widths(recipe, extractor), CLASSES, recipe.data.splits.fit).eval()
+def random_graph(recipe: Recipe) -> BundleGraph:
+    """The recipe's whole graph; flag score and joined α are fitted to noise."""
+    extractor, meta = random_parts(recipe)
+    count = recipe.data.splits.fit
+    flag_score = FlagScore(_widths(recipe, extractor), CLASSES, count, distance=recipe.uses_distance)
+    joined_alpha = JoinedAlpha(CLASSES, count)
+    rng = np.random.default_rng(0)
+    flag_score.surprisal.fit(rng.exponential(size=(count, len(flag_score.names))))
+    joined_alpha.surprisal.fit(rng.exponential(size=(count, 1)))
+    return BundleGraph(extractor, meta, flag_score, joined_alpha, recipe.prediction).eval()
 
 
 def _widths(recipe: Recipe, extractor: Extractor) -> list[int]:

@@ -46,7 +46,7 @@ def dirichlet_objective(section: MetaSection) -> Objective:
 
     def loss(log_alpha: Tensor, labels: Tensor) -> Tensor:
         prior = torch.full(log_alpha.shape[1:], section.prior, dtype=torch.float64, device=log_alpha.device)
-        return negative_elbo(log_alpha, labels, section.kl_weight, prior)
+        return negative_elbo(log_alpha, labels, section.kl_weight_for(log_alpha.shape[1]), prior)
 
     def uncertainty(log_alpha: Tensor) -> NDArray[np.float64]:
         values = getattr(dirichlet_scores(log_alpha), section.stop_score).numpy()

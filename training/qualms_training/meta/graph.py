@@ -3,43 +3,56 @@
 from torch import Tensor, nn
 
 from qualms.bundle.manifest import Predictor
-from qualms.bundle.scores import FEATURE_SCORES
-from qualms_training.meta.dirichlet import DirichletScores, dirichlet_scores
+from qualms_training.meta.dirichlet import DirichletScores, joined_scores
 from qualms_training.meta.extractor import Extractor
-from qualms_training.meta.ood_scores import OodScores
+from qualms_training.meta.flag_score import FlagScore, predicted
+from qualms_training.meta.joined_alpha import JoinedAlpha
+from qualms_training.meta.meta_model import MetaModel
 
 
 class BundleGraph(nn.Module):
-    """Frozen base, taps, meta-model, Dirichlet scores and, with `ood_scores`, distance and fused score: the exported module."""
+    """Frozen base, taps, meta-model, flag score, joined α and its scores: the exported module."""
 
     def __init__(
         self,
         extractor: Extractor,
-        meta: nn.Module,
+        meta: MetaModel,
+        flag_score: FlagScore,
+        joined_alpha: JoinedAlpha,
         prediction: Predictor = "base",
-        ood_scores: OodScores | None = None,
     ) -> None:
         super().__init__()
         self.extractor = extractor
         self.meta_model = meta  # torch.export uses the attribute name `meta` itself
+        self.flag_score = flag_score
+        self.joined_alpha = joined_alpha
         self.predicts_by = prediction
-        self.ood_scores = ood_scores
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of the outputs of `forward`, in the order of the ONNX file."""
-        joined = () if self.ood_scores is None else FEATURE_SCORES
-        return ("prediction", "base_probabilities", *DirichletScores._fields, *joined)
+        distance = () if self.flag_score.density is None else ("distance",)
+        return (
+            *("prediction", "base_probabilities", *DirichletScores._fields),
+            *("predicted_error", "meta_mutual_information", *distance, "fused", "fused_terms", "meta_alpha"),
+        )
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """uint8 (N, H, W, C) to all outputs."""
         logits, taps = self.extractor(image)
-        dirichlet = dirichlet_scores(self.meta_model(taps))
-        source = logits if self.predicts_by == "base" else dirichlet.alpha
-        plain = (source.argmax(dim=-1), logits.softmax(dim=-1), *dirichlet)
-        if self.ood_scores is None:
-            return plain
-        return (*plain, *self.ood_scores(logits, dirichlet.mutual_information, taps))
+        log_alpha = self.meta_model(taps).double()
+        meta_alpha = log_alpha.exp()
+        source = logits.double() if self.predicts_by == "base" else log_alpha
+        prediction = predicted(source)
+        distance, terms, fused = self.flag_score(prediction, log_alpha, taps)
+        alpha, total = self.joined_alpha(source, fused)
+        dirichlet, meta_information = joined_scores(alpha, total, meta_alpha, prediction.is_top)
+        base = prediction.probabilities.float() if self.predicts_by == "base" else logits.softmax(dim=-1)
+        return (
+            *(source.argmax(dim=-1), base, *dirichlet, prediction.error.squeeze(1).float(), meta_information),
+            *(() if distance is None else (distance.squeeze(1),)),
+            *(fused.squeeze(1).float(), terms.float(), meta_alpha.float()),
+        )
 
     def named(self, image: Tensor) -> dict[str, Tensor]:
         """The outputs by name."""

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from qualms_training.errors import ModelError
-from qualms_training.meta.fusion import ERRORS
 from qualms_training.paper.method import MethodOutput
+from qualms_training.paper.noise_merit import ERRORS
 from qualms_training.reporting.evaluation import detection
 
 

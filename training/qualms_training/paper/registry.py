@@ -17,10 +17,12 @@ from qualms_training.paper.methods.post_hoc.mahalanobis import MahalanobisPlusPl
 from qualms_training.paper.methods.post_hoc.rmds import RMDS
 from qualms_training.paper.methods.post_hoc.vim import ViM
 from qualms_training.paper.methods.trained_heads.ablations import CrossEnt, LastLayer, LinearMeta
+from qualms_training.paper.methods.trained_heads.density_evidence import DensityEvidence
 from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta
 from qualms_training.paper.methods.trained_heads.fine_tune import FineTune
 from qualms_training.paper.methods.trained_heads.fused import Fused
 from qualms_training.paper.methods.trained_heads.lula import LULA
+from qualms_training.paper.methods.trained_heads.selected_weights import SelectedWeights
 from qualms_training.paper.methods.trained_heads.whitebox import Whitebox
 from qualms_training.paper.methods.whole_network.aloe import ALOE
 from qualms_training.paper.methods.whole_network.be_bayesian import BeBayesian
@@ -133,10 +135,9 @@ METHODS: dict[str, Entry] = {
     "ten-percent": Entry(
         "10 % data", "ablation", DirichletMeta, paper=_named("10%data", "ablation"), settings={"share": 0.1}
     ),
-    "fused": Entry("Fused", "extension", Fused, form="pooled"),
-    "density-evidence": Entry(
-        "Evidence by density", "extension", Fused, form="pooled", settings={"evidence": "density"}
-    ),
+    "fused": Entry("Flag score and joined α", "extension", Fused, form="pooled"),
+    "fused-selected": Entry("Fused, selected weights", "extension", SelectedWeights, form="pooled"),
+    "density-evidence": Entry("Evidence by density", "extension", DensityEvidence, form="pooled"),
     "knn": Entry("KNN", "recent", KNN),
     "mahalanobis": Entry("Mahalanobis++", "recent", MahalanobisPlusPlus),
     "mahalanobis-taps": Entry(

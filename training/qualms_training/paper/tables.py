@@ -7,10 +7,10 @@ import numpy as np
 
 from qualms_training.data.noise import CORRUPTION
 from qualms_training.data.prepare import CORRUPTED
-from qualms_training.meta.fusion import merit
 from qualms_training.paper.detection import Detections, Measurements
 from qualms_training.paper.document import BEST_MARK, Cell, Table, TableRow, mark_best
 from qualms_training.paper.method import NoiseChains
+from qualms_training.paper.noise_merit import merit
 from qualms_training.paper.published import Figure, figure
 from qualms_training.paper.registry import METHODS, PAPER_SCORE_NAMES, Entry, Group, methods_for
 from qualms_training.paper.runner import JobResult

@@ -28,8 +28,7 @@ def run(context: RunContext) -> None:
     fit.new_meta(untrained)
     if recipe.base.weights is None:
         _check_training(untrained)
-    if recipe.fuses:
-        Surprisal(1, recipe.data.splits.fit)  # raises DataError if the fit split is too small
+    Surprisal(1, recipe.data.splits.fit)  # raises DataError if the fit split is too small
 
 
 def _check_base(context: RunContext) -> None:

@@ -1,4 +1,4 @@
-"""Stage 4: the distance from the training data, and the weights of the fused flag score."""
+"""Stage 4: the flag score, with the distance from the training data, and the joined α."""
 
 import json
 from pathlib import Path
@@ -8,84 +8,79 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qualms_training.data.noise import NOISES
 from qualms_training.files import fingerprint, save_json, save_torch
 from qualms_training.fitting.feature_cache import Features
 from qualms_training.fitting.meta_trainer import head_outputs
-from qualms_training.meta.dirichlet import dirichlet_scores
-from qualms_training.meta.fusion import FusionData
-from qualms_training.meta.ood_scores import OodScores
+from qualms_training.meta.flag_score import FlagScore
+from qualms_training.meta.joined_alpha import JoinedAlpha
 from qualms_training.models import identity, load_weights
 from qualms_training.stages import fit
 from qualms_training.stages.context import RunContext
-from qualms_training.stages.features import features, noisy_fit_features
+from qualms_training.stages.features import features
 
-FORMAT = 2
-"""format of ood_scores.pt; a new number makes the stage run again in existing run folders"""
+FORMAT = 3
+"""format of flag_score.pt and joined_alpha.pt; a new number makes the stage run again in existing run folders"""
+FLAG_FILE, ALPHA_FILE, RESULTS_FILE = "flag_score.pt", "joined_alpha.pt", "combine.json"
 
 
 def run(context: RunContext) -> None:
-    """Fit the OOD scores, if the recipe has them, and display the weights of the fused score."""
-    if context.recipe.fuses:
-        ood_scores(context)
-        weights = {name: weight for name, weight in results(context)["weights"].items() if weight > 0}
-        context.display.note("  fused: " + ", ".join(f"{weight:.2f} {name}" for name, weight in weights.items()))
+    """Fit flag score and joined α, and display the terms and the temperature."""
+    fitted(context)
+    terms, temperature = " + ".join(flag_terms(context)), results(context)["temperature"]
+    context.display.note(f"  flag score: {terms}; α = 1 + n·p with temperature {temperature:.2f}")
 
 
-def ood_scores(context: RunContext) -> OodScores | None:
-    """The fitted distance and fused score, or None if the recipe does not have them."""
-    return context.get_or_make("ood_scores", lambda: _load_or_fit(context)) if context.recipe.fuses else None
+def fitted(context: RunContext) -> tuple[FlagScore, JoinedAlpha]:
+    """The fitted flag score and joined α."""
+    return context.get_or_make("flag score and joined α", lambda: _load_or_fit(context))
+
+
+def flag_terms(context: RunContext) -> list[str]:
+    """Names of the terms of the flag score."""
+    return fitted(context)[0].names
 
 
 def results(context: RunContext) -> dict[str, Any]:
-    """The weights of the fused score, and its AUROC on the fit split by kind of noise."""
-    content: dict[str, Any] = json.loads((context.folder / "combine.json").read_text())
+    """The terms of the flag score and the temperature."""
+    content: dict[str, Any] = json.loads((context.folder / RESULTS_FILE).read_text())
     return content
 
 
 def inputs_fingerprint(context: RunContext) -> str:
-    """Fingerprint of all settings, weights and data that determine the OOD scores."""
+    """Fingerprint of all settings, weights and data that determine the flag score and α."""
     meta = [fit.inputs_fingerprint(context), identity(fit.fitted_meta(context))]
-    return fingerprint(*meta, list(NOISES), context.data.record, FORMAT)
+    return fingerprint(meta, context.data.record, context.recipe.uses_distance, context.recipe.prediction, FORMAT)
 
 
-def misclassified(context: RunContext, images: Features, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether the bundle will misclassify each of N images, (N,)."""
-    source = images.logits
-    if context.recipe.prediction == "meta":
-        source = head_outputs(fit.fitted_meta(context), images, torch.device("cpu")).numpy()
-    return np.asarray(source.argmax(axis=1) != labels)
-
-
-def _load_or_fit(context: RunContext) -> OodScores:
-    train, held_out = features(context, "train"), context.data.parts["fit"]
-    model = OodScores([tap.shape[1] for tap in train.taps], len(context.data.classes), len(held_out.labels))
-    file = context.folder / "ood_scores.pt"
-    if context.is_up_to_date("combine", inputs_fingerprint(context), file, context.folder / "combine.json"):
-        load_weights(model, file)
+def _load_or_fit(context: RunContext) -> tuple[FlagScore, JoinedAlpha]:
+    images, classes = len(context.data.parts["fit"].labels), len(context.data.classes)
+    widths = [tap.shape[1] for tap in features(context, "train").taps]
+    flag_score = FlagScore(widths, classes, images, distance=context.recipe.uses_distance)
+    joined_alpha = JoinedAlpha(classes, images)
+    files = [context.folder / name for name in (FLAG_FILE, ALPHA_FILE)]
+    if context.is_up_to_date("combine", inputs_fingerprint(context), *files, context.folder / RESULTS_FILE):
+        for module, file in zip((flag_score, joined_alpha), files, strict=True):
+            load_weights(module, file)
     else:
         context.check_may_run("combine")
-        _fit(context, model, train, file)
-    return model.eval()
+        _fit(context, flag_score, joined_alpha, files)
+    return flag_score.eval(), joined_alpha.eval()
 
 
-def _fit(context: RunContext, model: OodScores, train: Features, file: Path) -> None:
-    labels, fit_labels = context.data.parts["train"].labels, context.data.parts["fit"].labels
-    model.density.fit([np.asarray(tap, dtype=np.float32) for tap in train.taps], labels)
-    clean = features(context, "fit")
-    data = FusionData(
-        clean=_components(context, model, clean),
-        wrong=misclassified(context, clean, fit_labels),
-        noisy={kind: _components(context, model, noisy) for kind, noisy in noisy_fit_features(context).items()},
-    )
-    auroc = model.fusion.fit(data)
-    weights = dict(zip(model.names(len(train.taps)), model.fusion.weights.tolist(), strict=True))
-    save_json(context.folder / "combine.json", {"weights": weights, "auroc": auroc})
-    save_torch(file, model.state_dict())
+def _fit(context: RunContext, flag_score: FlagScore, joined_alpha: JoinedAlpha, files: list[Path]) -> None:
+    flag_score.fit_density(features(context, "train").taps, context.data.parts["train"].labels)
+    images = features(context, "fit")
+    log_alpha = _log_alpha(context, images)
+    logits = images.logits if context.recipe.prediction == "base" else log_alpha
+    flag_score.fit(logits, log_alpha, images.taps)
+    joined_alpha.fit(logits, context.data.parts["fit"].labels, flag_score.of_arrays(logits, log_alpha, images.taps))
+    temperature = 1 / float(joined_alpha.inverse_temperature)
+    save_json(context.folder / RESULTS_FILE, {"terms": flag_score.names, "temperature": temperature})
+    for module, file in zip((flag_score, joined_alpha), files, strict=True):
+        save_torch(file, module.state_dict())
     context.record_stage("combine", inputs_fingerprint(context))
 
 
-def _components(context: RunContext, model: OodScores, images: Features) -> NDArray[np.float64]:
-    """The scores that are fused, (N, J)."""
-    log_alpha = head_outputs(fit.fitted_meta(context), images, torch.device("cpu"))
-    return model.all_components(images.logits, dirichlet_scores(log_alpha).mutual_information, images.taps)
+def _log_alpha(context: RunContext, images: Features) -> NDArray[np.float32]:
+    """log α of the meta-model, (N, K)."""
+    return head_outputs(fit.fitted_meta(context), images, torch.device("cpu")).float().numpy()

@@ -21,8 +21,9 @@ def run(context: RunContext) -> None:
     differences_file = context.folder / "export.json"
     if not is_up_to_date(context):
         context.check_may_run("export")
-        meta, ood_scores = fit.fitted_meta(context), combine.ood_scores(context)
-        graph = BundleGraph(extractor(context), meta, context.recipe.prediction, ood_scores)
+        graph = BundleGraph(
+            extractor(context), fit.fitted_meta(context), *combine.fitted(context), context.recipe.prediction
+        )
         images = np.concatenate([golden.draw(context.recipe.input.spec), context.data.parts["test"].images[:256]])
         with context.display.console.status("  exporting the graph"):
             data, differences = export_graph(graph, images)
@@ -42,7 +43,6 @@ def is_up_to_date(context: RunContext) -> bool:
 
 
 def _inputs_fingerprint(context: RunContext) -> str:
-    ood_scores = combine.ood_scores(context)
-    identities = [identity(fit.fitted_meta(context)), None if ood_scores is None else identity(ood_scores)]
+    identities = [identity(module) for module in (fit.fitted_meta(context), *combine.fitted(context))]
     parts = [fit.inputs_fingerprint(context), *identities]
     return fingerprint(parts, context.recipe.prediction, context.recipe.scores, OPSET, torch.__version__)

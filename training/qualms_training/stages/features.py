@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qualms_training.data.noise import NOISES, apply_noise
+from qualms_training.data.noise import apply_noise
 from qualms_training.fitting.feature_cache import Features, cached_features
 from qualms_training.meta.extractor import Extractor, build_reduce
 from qualms_training.meta.taps import Tapped, choose_taps
@@ -17,9 +17,7 @@ from qualms_training.stages.context import RunContext
 
 def run(context: RunContext) -> None:
     """Fill the cache and display its size."""
-    sets = [features(context, "train"), features(context, "validation"), *noisy_features(context)]
-    if context.recipe.fuses:
-        sets += [features(context, "fit"), *noisy_fit_features(context).values()]
+    sets = [*(features(context, split) for split in ("train", "validation", "fit")), *noisy_features(context)]
     size = sum(cached.bytes for cached in sets)
     names = extractor(context).tapped.names
     context.display.note(f"  {len(names)} taps ({', '.join(names)}): {size / 1e6:,.0f} MB cached")
@@ -53,21 +51,13 @@ def noisy_features(context: RunContext) -> list[Features]:
     meta = context.recipe.meta
     if meta.stop_task != "ood":
         return []
-    return [
-        _noisy(context, "validation", kinds, draw, f"{'+'.join(kinds)}, draw {draw + 1}")
-        for kinds in meta.stop_noise
-        for draw in range(meta.noise_draws)
-    ]
+    images = context.data.parts["validation"].images
 
+    def noisy(chain: list[str], draw: int) -> Features:
+        rng = np.random.default_rng([context.seed, draw])
+        return _cached(context, f"{'+'.join(chain)}, draw {draw + 1}", lambda: apply_noise(images, chain, rng))
 
-def noisy_fit_features(context: RunContext) -> dict[str, Features]:
-    """Features of the fit images under every kind of noise, to learn the weights of the fused score."""
-    return {kind: _noisy(context, "fit", [kind], index, f"{kind}, fit") for index, kind in enumerate(NOISES)}
-
-
-def _noisy(context: RunContext, split: str, kinds: list[str], draw: int, title: str) -> Features:
-    rng = np.random.default_rng([context.seed, draw])
-    return _cached(context, title, lambda: apply_noise(context.data.parts[split].images, kinds, rng))
+    return [noisy(chain, draw) for chain in meta.stop_noise for draw in range(meta.noise_draws)]
 
 
 def _cached(context: RunContext, title: str, images: Callable[[], NDArray[np.uint8]]) -> Features:
