@@ -70,7 +70,7 @@ _INFORMATION = 1
 
 
 def _evidence_scores(x: Tensor) -> tuple[Tensor, ...]:
-    """Entropy, mutual information, expected entropy, differential entropy, log α_0 and α_0, (…) each, of x = (α, α_0), (…, K + 1)."""
+    """Entropy, mutual information, expected and differential entropy, log α_0 and α_0, of x = (α, α_0) (…, K + 1)."""
     classes = x.shape[-1] - 1
     signs = torch.tensor([-1.0] * classes + [1.0], dtype=torch.float64, device=x.device)
     centres = torch.tensor([1.0] * classes + [float(classes)], dtype=torch.float64, device=x.device)
