@@ -39,7 +39,7 @@ def build() -> dict[str, Any]:
                 ),
                 stat(
                     "Rejected by trust, 5 minutes",
-                    "Share of predictions too uncertain for the error rate that trust guarantees.",
+                    "Share of predictions that are flagged, or too uncertain for the error rate that trust guarantees.",
                     "percentunit",
                     f"model:qualms_untrusted:ratio5m{{{MODEL}}}",
                 ),
@@ -142,7 +142,7 @@ def build() -> dict[str, Any]:
             [
                 timeseries(
                     "Rejected by trust",
-                    "Share of predictions too uncertain for the error rate that trust guarantees.",
+                    "Share of predictions that are flagged, or too uncertain for the error rate that trust guarantees.",
                     "percentunit",
                     query(f"model:qualms_untrusted:ratio5m{{{MODEL}}}", version),
                 ),

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Evaluation, Manifest
-from qualms.decisions.operating_point import flag_point, trust_point
+from qualms.decisions.operating_point import CalibrationSet
 from qualms.errors import OperatingPointError
 
 
@@ -22,6 +22,8 @@ def print_bundle(bundle: Bundle, console: Console) -> None:
     console.print(_decisions(manifest))
     if manifest.evaluation:
         console.print(_evaluation(manifest.evaluation))
+        if manifest.evaluation.probabilities:
+            console.print(_probabilities(manifest.evaluation))
     else:
         console.print("Not evaluated.")
 
@@ -38,6 +40,7 @@ def _facts(bundle: Bundle) -> Table:
     _row(table, "input", f"{spec.height} × {spec.width} {spec.colour}, {spec.resize}, {spec.fit}{crop}")
     _row(table, "classes", f"{len(manifest.classes)}: {_list_start(manifest.classes)}")
     _row(table, "prediction", f"by the {manifest.prediction} model")
+    _row(table, "α", _alpha(manifest))
     _row(table, "base", _network(origin.base, "model"))
     _row(table, "meta-model", _network(origin.meta, "form"))
     recipe = f"{origin.recipe_name}, seed {origin.seed}, {origin.created}, qualms {origin.qualms}"
@@ -60,21 +63,28 @@ def _scores(manifest: Manifest) -> Table:
 def _decisions(manifest: Manifest) -> Table:
     table = _table("Default decisions", "decision", "score", "threshold", "guarantee")
     operating = manifest.operating
+    calibration = CalibrationSet(manifest)
     try:
-        point = flag_point(manifest)
+        point = calibration.flag_point()
         target = f"false alarms ≤ {100 * point.target_fpr:g} %"
         guarantee = f"{target} ({point.guarantee}; k = {point.k}, n = {point.n:,})"
         _row(table, "flag as OOD", point.score, f"{point.threshold:.6g}", guarantee)
     except OperatingPointError as error:
         _row(table, "flag as OOD", operating.score, "–", str(error))
     try:
-        trust = trust_point(manifest)
-        target = f"errors ≤ {100 * trust.target_risk:g} % of the accepted"
-        guarantee = f"{target} ({100 * trust.accepted:.1f} % accepted)"
-        _row(table, "trust", trust.score, f"{trust.threshold:.6g}", guarantee)
+        trust = calibration.trust_point()
+        which = "of the accepted" if trust.joint else "of those up to the threshold, flagged or not"
+        guarantee = f"errors ≤ {100 * trust.target_risk:g} % {which} ({100 * trust.accepted:.1f} % of the images)"
+        _row(table, "trust", trust.score, f"{trust.threshold:.6g}", f"{trust.condition}: {guarantee}")
     except OperatingPointError as error:
         _row(table, "trust", operating.trust_score, "–", str(error))
     return table
+
+
+def _alpha(manifest: Manifest) -> str:
+    if manifest.alpha == "meta":
+        return "of the meta-model"
+    return f"joined: tempered softmax, evidence by the fused score = {' + '.join(manifest.flag_terms)}"
 
 
 def _evaluation(evaluation: Evaluation) -> Table:
@@ -84,6 +94,13 @@ def _evaluation(evaluation: Evaluation) -> Table:
     for score in dict.fromkeys(row.score for row in evaluation.ood):
         by_set = {row.data: f"{row.auroc:.1f}" for row in evaluation.ood if row.score == score}
         _row(table, score, *(by_set.get(name, "–") for name in sets))
+    return table
+
+
+def _probabilities(evaluation: Evaluation) -> Table:
+    table = _table("Class probabilities on the same images", "distribution", "ECE in %", "NLL in nats")
+    for row in evaluation.probabilities:
+        _row(table, row.distribution, f"{row.ece:.2f}", f"{row.nll:.4f}")
     return table
 
 

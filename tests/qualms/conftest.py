@@ -1,6 +1,8 @@
-"""A complete small bundle, and the service with it: in the test process or as a separate process.
+"""Two complete small bundles, and the service with one: in the test process or as a separate process.
 
-The bundle's graph has all outputs and few operators. Its manifest is computed from the graph as in training.
+The graphs have all outputs and few operators. The manifests are computed from the graphs as in training. The fixtures `graph`,
+`manifest` and `bundle` have a joined α and paired calibration scores; those named `earlier_…` are as earlier versions wrote
+them, with the meta-model's α, sorted calibration scores and counts of the trust score.
 """
 
 import io
@@ -38,19 +40,24 @@ from qualms.bundle.manifest import (
     Manifest,
     OodResult,
     OperatingDefaults,
+    ProbabilityResult,
     Provenance,
+    TrustGrid,
 )
 from qualms.bundle.runtime import GraphRunner
-from qualms.bundle.scores import DIRICHLET_SCORES, SCORES, as_uncertainty
+from qualms.bundle.scores import DIRICHLET_SCORES, FEATURE_SCORES, SCORES
 from qualms.decisions.calibration import calibrate, reference, trust_grid
 from qualms.images.input_spec import InputSpec
 from qualms.settings import Settings
 from qualms.web.app import create_app
 from qualms.web.state import ServiceState
 
+Draw = Callable[[int, int], NDArray[np.uint8]]
 CLASSES = ["bee", "crab", "dove"]
 SPEC = InputSpec(height=6, width=5)
-SPECS = {name: SCORES[name] for name in DIRICHLET_SCORES}
+SPECS = {name: spec for name, spec in SCORES.items() if name not in FEATURE_SCORES}
+EARLIER_SPECS = {name: SCORES[name] for name in DIRICHLET_SCORES}
+FLAG_TERMS = ["entropy", "meta_mutual_information"]
 CALIBRATION = 400
 """number of calibration images; the default targets need 299"""
 MISTAKES = 3
@@ -59,8 +66,7 @@ TIMEOUT = 30.0
 """seconds after which a test that waits for a condition fails, long enough for a busy machine"""
 
 
-@pytest.fixture(scope="session")
-def model() -> onnx.ModelProto:
+def _model(*, joined: bool) -> onnx.ModelProto:
     """Mean colour → logits → α → scores; scores that need digamma are replaced by monotone approximations."""
     float32, int64 = TensorProto.FLOAT, TensorProto.INT64
     k = len(CLASSES)
@@ -73,7 +79,8 @@ def model() -> onnx.ModelProto:
         node("MatMul", ["features", "weights"], ["logits"]),
         node("Softmax", ["logits"], ["base_probabilities"], axis=-1),
         node("ArgMax", ["logits"], ["prediction"], axis=-1, keepdims=0),
-        node("Exp", ["logits"], ["alpha"]),
+        node("Exp", ["logits"], ["meta_alpha"]),
+        node("Add" if joined else "Max", ["meta_alpha", "one" if joined else "meta_alpha"], ["alpha"]),
         node("ReduceSum", ["alpha", "last"], ["total"], keepdims=1),
         node("ReduceSum", ["alpha", "last"], ["precision"], keepdims=0),
         node("Div", ["alpha", "total"], ["probabilities"]),
@@ -88,12 +95,20 @@ def model() -> onnx.ModelProto:
         node("Add", ["precision", "one"], ["more"]),
         node("Div", ["entropy", "more"], ["mutual_information"]),
         node("Sub", ["entropy", "mutual_information"], ["expected_entropy"]),
+        node("ReduceMax", ["base_probabilities"], ["largest"], axes=[-1], keepdims=0),
+        node("Sub", ["one", "largest"], ["predicted_error"]),
+        node("Sqrt", ["mutual_information"], ["meta_mutual_information"]),
+        node("Unsqueeze", ["entropy", "last"], ["first_term"]),
+        node("Unsqueeze", ["meta_mutual_information", "last"], ["second_term"]),
+        node("Concat", ["first_term", "second_term"], ["fused_terms"], axis=-1),
+        node("ReduceSum", ["fused_terms", "last"], ["fused"], keepdims=0),
     ]
-    vectors = ("base_probabilities", "probabilities", "alpha")
+    by_class = ("base_probabilities", "probabilities", "alpha", *(("meta_alpha",) if joined else ()))
     outputs = [
         helper.make_tensor_value_info("prediction", int64, ["N"]),
-        *(helper.make_tensor_value_info(name, float32, ["N", k]) for name in vectors),
-        *(helper.make_tensor_value_info(name, float32, ["N"]) for name in DIRICHLET_SCORES),
+        *(helper.make_tensor_value_info(name, float32, ["N", k]) for name in by_class),
+        *(helper.make_tensor_value_info(name, float32, ["N"]) for name in (SPECS if joined else EARLIER_SPECS)),
+        *([helper.make_tensor_value_info("fused_terms", float32, ["N", len(FLAG_TERMS)])] if joined else ()),
     ]
     graph = helper.make_graph(
         nodes,
@@ -113,9 +128,21 @@ def model() -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="session")
+def model() -> onnx.ModelProto:
+    """The graph with a joined α."""
+    return _model(joined=True)
+
+
+@pytest.fixture(scope="session")
 def graph(model: onnx.ModelProto) -> bytes:
     """The bytes of the model's file without a manifest."""
     return bytes(model.SerializeToString())
+
+
+@pytest.fixture(scope="session")
+def earlier_graph() -> bytes:
+    """The bytes of a file without a manifest, with the outputs of earlier versions."""
+    return bytes(_model(joined=False).SerializeToString())
 
 
 @pytest.fixture(scope="session")
@@ -124,7 +151,7 @@ def runner(graph: bytes) -> GraphRunner:
 
 
 @pytest.fixture(scope="session")
-def draw_images() -> Callable[[int, int], NDArray[np.uint8]]:
+def draw_images() -> Draw:
     """(seed, count) → images (count, H, W, C) with different mean colours and therefore different scores."""
 
     def draw(seed: int, count: int) -> NDArray[np.uint8]:
@@ -136,27 +163,27 @@ def draw_images() -> Callable[[int, int], NDArray[np.uint8]]:
 
 
 @pytest.fixture(scope="session")
-def manifest(graph: bytes, runner: GraphRunner, draw_images: Callable[[int, int], NDArray[np.uint8]]) -> Manifest:
+def manifest(graph: bytes, runner: GraphRunner, draw_images: Draw) -> Manifest:
     """The manifest of the graph as training would write it, with an evaluation that uses every field."""
     fit_outputs, outputs = runner(draw_images(1, 300)), runner(draw_images(2, CALIBRATION))
     labels = outputs["prediction"].copy()
-    uncertain = np.argsort(outputs["error_probability"])[-MISTAKES:]
+    uncertain = np.argsort(outputs["predicted_error"])[-MISTAKES:]
     labels[uncertain] = (labels[uncertain] + 1) % len(CLASSES)
     inputs = golden.draw(SPEC)
-    operating = OperatingDefaults(score="mutual_information", trust_score="error_probability")
     return Manifest(
         name="tiny",
         version="1.2",
         classes=CLASSES,
         input=SPEC,
+        alpha="joined",
+        flag_terms=FLAG_TERMS,
         scores=SPECS,
-        operating=operating,
+        operating=OperatingDefaults(),
         calibration=calibrate(
             outputs,
             labels,
             SPECS,
-            operating.trust_score,
-            trust_grid(as_uncertainty(fit_outputs[operating.trust_score], SPECS[operating.trust_score].direction)),
+            trust_grid(fit_outputs["predicted_error"]),
             split="calibration",
             data="drawn",
             data_sha256=graph_digest(b"drawn"),
@@ -193,8 +220,44 @@ def manifest(graph: bytes, runner: GraphRunner, draw_images: Callable[[int, int]
                 GuaranteeResult(promise="false_alarm_rate", target=0.01, realised=0.004, n=1000),
                 GuaranteeResult(promise="selective_risk", target=0.001, realised=None, n=1000),
             ],
+            probabilities=[
+                ProbabilityResult(distribution="alpha", ece=1.25, nll=0.125),
+                ProbabilityResult(distribution="base", ece=2.5, nll=0.25),
+            ],
         ),
         graph_sha256=graph_digest(graph),
+    )
+
+
+@pytest.fixture(scope="session")
+def earlier_manifest(manifest: Manifest, earlier_graph: bytes, draw_images: Draw) -> Manifest:
+    """A manifest as earlier versions wrote it."""
+    runner, inputs = GraphRunner(earlier_graph, threads=1), golden.draw(SPEC)
+    outputs, evaluation = runner(draw_images(2, CALIBRATION)), manifest.evaluation
+    assert evaluation is not None
+    uncertainty = np.sort(outputs["error_probability"])
+    thresholds = trust_grid(runner(draw_images(1, 300))["error_probability"])[1]
+    accepted = uncertainty.searchsorted(thresholds, side="right")
+    counts = {"accepted": accepted.tolist(), "errors": np.maximum(0, accepted - CALIBRATION + MISTAKES).tolist()}
+    calibration = {
+        **dict(manifest.calibration),
+        "scores": {name: np.sort(outputs[name]) for name in EARLIER_SPECS},
+        "wrong": None,
+        "trust": TrustGrid(levels=manifest.calibration.trust.levels, thresholds=thresholds, **counts),
+    }
+    return Manifest.model_validate(
+        {
+            **dict(manifest),
+            "alpha": "meta",
+            "flag_terms": [],
+            "scores": EARLIER_SPECS,
+            "operating": OperatingDefaults(score="mutual_information", trust_score="error_probability"),
+            "calibration": calibration,
+            "reference": reference(outputs, EARLIER_SPECS, len(CLASSES)),
+            "golden": Golden(count=len(inputs), input_sha256=golden.digest(inputs), outputs=runner(inputs)),
+            "evaluation": evaluation.model_copy(update={"probabilities": []}),
+            "graph_sha256": graph_digest(earlier_graph),
+        }
     )
 
 
@@ -257,6 +320,14 @@ def encode() -> Callable[..., bytes]:
 def bundle(tmp_path_factory: pytest.TempPathFactory, graph: bytes, manifest: Manifest) -> Bundle:
     """A valid bundle on disk and in memory."""
     return write_bundle(tmp_path_factory.mktemp("bundle") / "tiny.onnx", graph, manifest)
+
+
+@pytest.fixture(scope="session")
+def earlier_bundle(
+    tmp_path_factory: pytest.TempPathFactory, earlier_graph: bytes, earlier_manifest: Manifest
+) -> Bundle:
+    """A valid bundle of an earlier version."""
+    return write_bundle(tmp_path_factory.mktemp("earlier") / "tiny.onnx", earlier_graph, earlier_manifest)
 
 
 class _PortalTransport(httpx.BaseTransport):

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Manifest
-from qualms.decisions.operating_point import flag_point, trust_point
+from qualms.decisions.operating_point import CalibrationSet
 from qualms.inspection import print_bundle
 
 
@@ -69,19 +69,41 @@ def test_quantiles_between_reference_levels_are_interpolated(bundle: Bundle) -> 
 
 def test_the_default_decisions_are_printed(bundle: Bundle) -> None:
     text = printed(bundle)
-    flag, trust = flag_point(bundle.manifest), trust_point(bundle.manifest)
+    calibration = CalibrationSet(bundle.manifest)
+    flag, trust = calibration.flag_point(), calibration.trust_point()
     assert cells(text, "flag as OOD") == [
         "flag as OOD",
-        "mutual_information",
+        "fused",
         f"{flag.threshold:.6g}",
         "false alarms ≤ 1 % (confident; k = 1, n = 400)",
     ]
     assert cells(text, "trust") == [
         "trust",
-        "error_probability",
+        "predicted_error",
         f"{trust.threshold:.6g}",
-        f"errors ≤ 1 % of the accepted ({100 * trust.accepted:.1f} % accepted)",
+        f"not flagged and predicted_error ≤ {trust.threshold:.6g}: errors ≤ 1 % of the accepted "
+        f"({100 * trust.accepted:.1f} % of the images)",
     ]
+
+
+def test_the_trust_guarantee_of_an_earlier_bundle_is_printed_as_that_of_flagged_images_too(
+    earlier_bundle: Bundle,
+) -> None:
+    assert "errors ≤ 1 % of those up to the threshold, flagged or not" in cells(printed(earlier_bundle), "trust")[3]
+
+
+def test_the_kind_of_alpha_and_the_flag_terms_are_printed(bundle: Bundle, earlier_bundle: Bundle) -> None:
+    lines = [line.split() for line in printed(bundle).splitlines()]
+    terms = "evidence by the fused score = entropy + meta_mutual_information"
+    assert ["α", *f"joined: tempered softmax, {terms}".split()] in lines
+    assert ["α", "of", "the", "meta-model"] in [line.split() for line in printed(earlier_bundle).splitlines()]
+
+
+def test_the_calibration_of_the_class_probabilities_is_printed(bundle: Bundle, earlier_bundle: Bundle) -> None:
+    text = printed(bundle)
+    assert cells(text, "alpha") == ["alpha", "1.25", "0.1250"]
+    assert cells(text, "base ")[-3:] == ["base", "2.50", "0.2500"]
+    assert "ECE" not in printed(earlier_bundle)
 
 
 def test_an_unsupported_guarantee_is_printed_with_the_reason(bundle: Bundle) -> None:
@@ -89,12 +111,18 @@ def test_an_unsupported_guarantee_is_printed_with_the_reason(bundle: Bundle) -> 
     text = printed(bundle, operating=operating)
     assert cells(text, "flag as OOD") == [
         "flag as OOD",
-        "mutual_information",
+        "fused",
         "–",
         "A confident false-alarm rate of 0.001 needs at least 2,995 calibration images; there are 400.",
     ]
     assert cells(text, "trust")[2] == "–"
-    assert cells(text, "trust")[3].startswith("A target risk of 0.001 needs at least 2,995 ")
+    assert cells(text, "trust")[3].startswith("A confident false-alarm rate of 0.001 needs at least 2,995 ")
+    operating = bundle.manifest.operating.model_copy(update={"target_risk": 0.001})
+    assert cells(printed(bundle, operating=operating), "trust")[2:] == [
+        "–",
+        "A target risk of 0.001 needs at least 2,995 accepted calibration images without an error; the loosest "
+        "threshold accepts about 396 of 400, which support 0.0075 at best.",
+    ]
 
 
 def test_the_evaluation_is_a_table_of_scores_and_ood_sets_with_gaps(bundle: Bundle) -> None:

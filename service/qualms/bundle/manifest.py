@@ -1,6 +1,7 @@
 """The manifest: a bundle's metadata as versioned JSON. Unknown fields are errors."""
 
 import json
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -22,6 +23,18 @@ Guarantee = Literal["confident", "marginal"]
 """Guarantee on the false-alarm rate, explained in `qualms.decisions.flag`."""
 Predictor = Literal["base", "meta"]
 """Model whose class is served: the base model, or the meta-model (transfer)."""
+AlphaKind = Literal["meta", "joined"]
+"""The served α: the meta-model's own (earlier bundles), or 1 + n(x)·p(x) with p the tempered softmax of the network
+that predicts and n decreasing in the fused score."""
+
+
+def _is_none(value: object) -> bool:
+    """Fields that are left out of the JSON, so that programs of an earlier version can read a bundle without them."""
+    return value is None
+
+
+def _is_empty(values: list[Any]) -> bool:
+    return not values
 
 
 class ManifestPart(BaseModel):
@@ -42,48 +55,72 @@ class OperatingDefaults(ManifestPart):
     target_risk: Fraction = 0.01
 
 
-class TrustCounts(ManifestPart):
-    """Candidate thresholds of the trust score from the fit split, with counts on the calibration split."""
+class TrustGrid(ManifestPart):
+    """Candidate thresholds of the trust score from the fit split."""
 
     levels: Float32Array
     """(J,) fraction of the fit split at or below each threshold, ascending"""
     thresholds: Float32Array
     """(J,) thresholds as uncertainty (`scores.as_uncertainty`), ascending"""
-    accepted: list[int]
-    """(J,) calibration images whose uncertainty is at most the threshold"""
-    errors: list[int]
-    """(J,) wrong predictions among them"""
+    accepted: list[int] | None = Field(None, exclude_if=_is_none)
+    """(J,) calibration images whose uncertainty is at most the threshold; only if the calibration has no `wrong`"""
+    errors: list[int] | None = Field(None, exclude_if=_is_none)
+    """(J,) wrong predictions among them; only if the calibration has no `wrong`"""
 
     @model_validator(mode="after")
-    def _check_counts(self) -> Self:
-        shapes = {self.levels.shape, self.thresholds.shape, (len(self.accepted),), (len(self.errors),)}
-        if len(shapes) != 1 or not self.accepted:
+    def _check_lengths(self) -> Self:
+        counts = [values for values in (self.accepted, self.errors) if values is not None]
+        shapes = {self.levels.shape, self.thresholds.shape, *((len(values),) for values in counts)}
+        if len(shapes) != 1 or self.levels.ndim != 1 or not self.levels.size:
             raise ValueError("levels, thresholds, accepted and errors must have the same length, at least 1")
         if not _ascending(self.levels) or not _ascending(self.thresholds):
             raise ValueError("levels and thresholds must be ascending")
-        if any(not 0 <= errors <= accepted for errors, accepted in zip(self.errors, self.accepted, strict=True)):
+        if len(counts) == 1:
+            raise ValueError("accepted and errors belong together")
+        if counts and any(not 0 <= errors <= accepted for accepted, errors in zip(*counts, strict=True)):
             raise ValueError("errors must lie between 0 and accepted")
         return self
 
 
 class Calibration(ManifestPart):
-    """Scores of the exported graph on images that were not used to train the base or the meta-model."""
+    """Scores of the exported graph on images that were not used to train the base or the meta-model.
+
+    With `wrong`, the scores are in the order of the images, so that flag, trust and errors can be counted together. Without
+    it (earlier bundles), each score is sorted, and `trust` has counts of the trust score alone.
+    """
 
     n: int = Field(gt=0)
     split: str
     data: str
     data_sha256: Sha256
     scores: dict[str, Float32Array]
-    """by score: (n,) ascending raw values"""
-    trust: TrustCounts
+    """by score: (n,) raw values, in the order of the images with `wrong`, else ascending"""
+    wrong: list[int] | None = Field(None, exclude_if=_is_none)
+    """indices of the misclassified images, ascending"""
+    trust: TrustGrid
 
     @model_validator(mode="after")
     def _check_scores(self) -> Self:
         for name, values in self.scores.items():
-            if values.shape != (self.n,) or not _ascending(values):
+            if self.wrong is None and (values.shape != (self.n,) or not _ascending(values)):
                 raise ValueError(f"the calibration scores of {name} must be {self.n} ascending values")
-        if max(self.trust.accepted) > self.n:
-            raise ValueError(f"trust.accepted must be at most n, {self.n}")
+            if values.shape != (self.n,):
+                raise ValueError(f"the calibration scores of {name} must be {self.n} values")
+        return self
+
+    @model_validator(mode="after")
+    def _check_errors(self) -> Self:
+        accepted = self.trust.accepted
+        if self.wrong is None:
+            if accepted is None:
+                raise ValueError("without wrong, trust must have accepted and errors")
+            if max(accepted) > self.n:
+                raise ValueError(f"trust.accepted must be at most n, {self.n}")
+            return self
+        if accepted is not None:
+            raise ValueError("with wrong, trust must not have accepted and errors")
+        if any(not index < following for index, following in pairwise((-1, *self.wrong, self.n))):
+            raise ValueError(f"wrong must be strictly ascending indices from 0 to {self.n - 1}")
         return self
 
 
@@ -158,6 +195,17 @@ class GuaranteeResult(ManifestPart):
     n: int
 
 
+class ProbabilityResult(ManifestPart):
+    """How well class probabilities agree with the labels of the test set."""
+
+    distribution: Literal["alpha", "base", "meta_alpha"]
+    """mean of the served Dirichlet distribution, softmax of the base, or mean of the meta-model's own Dirichlet distribution"""
+    ece: float
+    """expected calibration error in percent: 15 bins of equal width of the largest probability"""
+    nll: float
+    """mean negative log-likelihood of the true class, in nats"""
+
+
 class Evaluation(ManifestPart):
     """Results on test data that were not used for any choice."""
 
@@ -173,6 +221,7 @@ class Evaluation(ManifestPart):
     ood: list[OodResult]
     misclassification: list[ErrorResult]
     realised: list[GuaranteeResult]
+    probabilities: list[ProbabilityResult] = Field([], exclude_if=_is_empty)
 
 
 class Manifest(ManifestPart):
@@ -184,6 +233,9 @@ class Manifest(ManifestPart):
     classes: list[str] = Field(min_length=2)
     input: InputSpec
     prediction: Predictor = "base"
+    alpha: AlphaKind = Field("meta", exclude_if=lambda kind: kind == "meta")
+    flag_terms: list[str] = Field([], exclude_if=_is_empty)
+    """names of the columns of the output `fused_terms`, whose sum is the score `fused`; empty if alpha is `meta`"""
     scores: dict[str, ScoreSpec]
     operating: OperatingDefaults
     calibration: Calibration
@@ -210,22 +262,27 @@ class Manifest(ManifestPart):
             raise ValueError(f"the scores {', '.join(missing)} have no reference quantiles")
         if len(self.reference.class_shares) != len(self.classes):
             raise ValueError("reference.class_shares must have one value per class")
+        if (self.alpha == "joined") != bool(self.flag_terms):
+            raise ValueError("flag_terms and alpha = 'joined' belong together")
+        if len(set(self.flag_terms)) != len(self.flag_terms):
+            raise ValueError("flag_terms must be unique")
         self._check_golden_shapes()
         return self
 
     def _check_golden_shapes(self) -> None:
-        """Golden outputs must have one row per image and, for vectors, one column per class."""
+        """Golden outputs must have one row per image and, for vectors, one column per class or flag term."""
         images, classes = self.golden.count, len(self.classes)
         shapes = {
-            **dict.fromkeys(("alpha", "probabilities"), (images, classes)),
+            **dict.fromkeys(("alpha", "probabilities", "meta_alpha"), (images, classes)),
+            "fused_terms": (images, len(self.flag_terms)),
             **({"base_probabilities": (images, classes)} if self.prediction == "base" else {}),
             **dict.fromkeys(self.scores, (images,)),
         }
         for name, values in self.golden.outputs.items():
             if values.shape != shapes.get(name, values.shape):
                 raise ValueError(
-                    f"golden.outputs.{name} must have the shape {list(shapes[name])} for {images} images and "
-                    f"{classes} classes, not {list(values.shape)}"
+                    f"golden.outputs.{name} must have the shape {list(shapes[name])} for {images} images, "
+                    f"{classes} classes and {len(self.flag_terms)} flag terms, not {list(values.shape)}"
                 )
 
     def to_json(self) -> str:

@@ -4,7 +4,7 @@
 service: it chooses the device and measures how long each batch size takes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any
 
@@ -65,12 +65,30 @@ class GraphRunner:
         return {name: np.concatenate(values) for name, values in columns}
 
 
+def required_outputs(manifest: Manifest) -> list[str]:
+    """Names of the outputs that a bundle's graph must have."""
+    joined = ("fused_terms", "meta_alpha", "meta_mutual_information") if manifest.alpha == "joined" else ()
+    names = ("prediction", "base_probabilities", "probabilities", "alpha", *manifest.scores, *joined)
+    return list(dict.fromkeys(names))
+
+
+def check_outputs(outputs: Collection[str], manifest: Manifest) -> None:
+    """BundleError if one of `required_outputs` is not among the graph's `outputs`."""
+    uses = {manifest.operating.trust_score: "the trust score", manifest.operating.score: "the flag score"}
+    missing = [name for name in required_outputs(manifest) if name not in outputs]
+    if missing:
+        first = min(missing, key=lambda name: name not in uses)
+        use = f", which its manifest names as {uses[first]}" if first in uses else ""
+        raise BundleError(f"The graph of {manifest.name} has no output {first}{use}; it has {', '.join(outputs)}.")
+
+
 def check_golden(runner: Callable[[NDArray[np.uint8]], Outputs], manifest: Manifest) -> None:
     """Compare the outputs on the golden inputs with the stored ones; BundleError names the output that differs most."""
     images = golden.draw(manifest.input, manifest.golden.count)
     if golden.digest(images) != manifest.golden.input_sha256:
         raise BundleError("The golden inputs differ from those the bundle was exported with.")
     outputs = runner(images)
+    check_outputs(outputs, manifest)
     if missing := sorted(set(manifest.golden.outputs) - set(outputs)):
         raise BundleError(f"The graph lacks the output {missing[0]}.")
     differences = {name: _difference(outputs[name], expected) for name, expected in manifest.golden.outputs.items()}

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qualms.bundle.manifest import Calibration, Reference, TrustCounts
-from qualms.bundle.scores import ScoreSpec, as_uncertainty
-from qualms.decisions.trust import count_accepted
+from qualms.bundle.manifest import Calibration, Reference, TrustGrid
+from qualms.bundle.scores import ScoreSpec
 from qualms.errors import DataError
 
 REFERENCE_LEVELS = (0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
@@ -35,32 +34,25 @@ def calibrate(
     outputs: Outputs,
     labels: NDArray[np.int64],
     scores: Mapping[str, ScoreSpec],
-    trust_score: str,
     grid: tuple[NDArray[np.float32], NDArray[np.float32]],
     *,
     split: str,
     data: str,
     data_sha256: str,
 ) -> Calibration:
-    """Sort each score and count errors at each trust threshold; `outputs` are those of the n calibration images."""
+    """The scores and errors of the n calibration images, from the graph's `outputs` for them; `grid` is a `trust_grid`."""
     for name in scores:
         if non_finite := int((~np.isfinite(outputs[name])).sum()):
             raise DataError(f"{non_finite} of {len(labels)} calibration images have no finite {name}.")
     levels, thresholds = grid
-    uncertainty = as_uncertainty(outputs[trust_score], scores[trust_score].direction)
-    accepted, errors = count_accepted(uncertainty, outputs["prediction"] != labels, thresholds)
     return Calibration(
         n=len(labels),
         split=split,
         data=data,
         data_sha256=data_sha256,
-        scores={name: np.sort(outputs[name].astype(np.float32)) for name in scores},
-        trust=TrustCounts(
-            levels=levels,
-            thresholds=thresholds,
-            accepted=[int(count) for count in accepted],
-            errors=[int(count) for count in errors],
-        ),
+        scores={name: outputs[name] for name in scores},
+        wrong=np.flatnonzero(outputs["prediction"] != labels).tolist(),
+        trust=TrustGrid(levels=levels, thresholds=thresholds),
     )
 
 

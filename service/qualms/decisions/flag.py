@@ -14,7 +14,7 @@ Neither rule guarantees a detection rate, and neither holds after the in-distrib
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, get_args
 
 import numpy as np
@@ -51,11 +51,19 @@ class FlagPoint:
 
     def flags(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Flags (N,) of raw scores (N,): true for exactly those with p ≤ k/(n + 1)."""
-        return as_uncertainty(values, self.direction) > as_uncertainty(self.threshold, self.direction)
+        return as_uncertainty(values, self.direction) > self._threshold_uncertainty
+
+    def is_below(self, uncertainty: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+        """Whether each uncertainty (N,) is strictly below the threshold."""
+        return uncertainty < self._threshold_uncertainty
 
     def flags_from_ranks(self, ranks: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
         """Flags (N,) from `ranks` (N,), the number of calibration scores strictly below each score."""
         return ranks > self.n - self.k
+
+    @cached_property
+    def _threshold_uncertainty(self) -> float:
+        return float(as_uncertainty(self.threshold, self.direction))
 
 
 def p_values(

@@ -12,10 +12,8 @@ from qualms.bundle.scores import Direction, as_uncertainty
 from qualms.decisions.flag import FlagPoint, p_values_from_ranks
 from qualms.decisions.operating_point import (
     DEFAULT_OPERATING_POINT,
+    CalibrationSet,
     OperatingPoint,
-    calibration_uncertainty,
-    flag_point,
-    trust_point,
 )
 from qualms.decisions.trust import TrustPoint
 from qualms.errors import OperatingPointError
@@ -48,6 +46,7 @@ class Verdicts:
     p_values: NDArray[np.float64]
     values: NDArray[np.float32]
     accepts: NDArray[np.bool_] | None
+    """never true for a flagged image"""
     trust_values: NDArray[np.float32]
 
 
@@ -57,25 +56,25 @@ class Decider:
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self.rule = lru_cache(maxsize=_CACHED_RULES)(self._rule)
-        self._calibration = {score: calibration_uncertainty(manifest, score) for score in manifest.scores}
+        self._calibration = CalibrationSet(manifest)
 
     def _rule(self, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> Rule:
         """The rule of an operating point; OperatingPointError if the calibration set cannot support a requested rate.
 
         If the default target risk is not supported, the rule has no trust threshold and gives the reason in `refusal`.
         """
-        flag = flag_point(self.manifest, point)
+        flag = self._calibration.flag_point(point)
         defaults = self.manifest.operating
         trust, refusal = None, None
         try:
-            trust = trust_point(self.manifest, point)
+            trust = self._calibration.trust_point(point)
         except OperatingPointError as error:
             if point.target_risk is not None:
                 raise
             refusal = str(error)
         return Rule(
             flag=flag,
-            calibration=self._calibration[flag.score],
+            calibration=self._calibration.ascending(flag.score),
             trust=trust,
             trust_score=defaults.trust_score,
             trust_direction=self.manifest.scores[defaults.trust_score].direction,
@@ -88,7 +87,7 @@ class Decider:
         if point.score is not None and point.score not in self.manifest.scores:
             return "score"
         try:
-            flag_point(self.manifest, point)
+            self._calibration.flag_point(point)
         except OperatingPointError:
             return "target_fpr"
         return "target_risk"
@@ -98,11 +97,12 @@ def decide(rule: Rule, outputs: dict[str, NDArray[Any]]) -> Verdicts:
     """Apply a rule to the graph's outputs."""
     values = outputs[rule.flag.score]
     trust_values = outputs[rule.trust_score]
-    ranks = rule.calibration.searchsorted(as_uncertainty(values, rule.flag.direction))
+    uncertainty = as_uncertainty(values, rule.flag.direction)
+    ranks = rule.calibration.searchsorted(uncertainty)
     return Verdicts(
         flags=rule.flag.flags_from_ranks(ranks),
         p_values=p_values_from_ranks(ranks, rule.flag.n),
         values=values,
-        accepts=None if rule.trust is None else rule.trust.accepts(trust_values),
+        accepts=None if rule.trust is None else rule.trust.accepts(trust_values) & rule.flag.is_below(uncertainty),
         trust_values=trust_values,
     )

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qualms.bundle.file import Bundle
-from qualms.bundle.runtime import INPUT, Outputs, check_golden, onnxruntime
+from qualms.bundle.runtime import INPUT, Outputs, check_golden, check_outputs, onnxruntime, required_outputs
 from qualms.errors import BundleError, QualmsError, first_line
 from qualms.inference.cpu import available_cores
 from qualms.settings import Device
@@ -126,9 +126,8 @@ def _check_names(inputs: Sequence[str], outputs: Sequence[str], bundle: Bundle) 
         raise BundleError(
             f"{bundle.path} is not usable: its graph has the inputs {', '.join(inputs)}; accepted is {INPUT} alone."
         )
-    for name in ("prediction", "base_probabilities", "probabilities", "alpha", *bundle.manifest.scores):
-        if name not in outputs:
-            raise BundleError(f"{bundle.path} is not usable: its graph has no output {name}.")
+    check_outputs(outputs, bundle.manifest)
+    for name in required_outputs(bundle.manifest):
         if name not in bundle.manifest.golden.outputs:
             raise BundleError(f"{bundle.path} is not usable: it has no golden vectors of {name}.")
 

@@ -187,7 +187,9 @@ class ModelMetrics:
         self._reference(bundle.manifest, rule)
         self._predictions = self._counter("predictions", "Predictions by class and flag.", "class", "ood")
         self._ood = self._counter("ood", "Images flagged.").labels(**self.labels)
-        self._untrusted = self._counter("untrusted", "Predictions that are not trusted.").labels(**self.labels)
+        self._untrusted = self._counter("untrusted", "Predictions not accepted: flagged, or uncertain.").labels(
+            **self.labels
+        )
         self._cells = [
             [self._predictions.labels(**self.labels, **{"class": name, "ood": flag}) for flag in ("false", "true")]
             for name in self._classes

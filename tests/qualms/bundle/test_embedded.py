@@ -7,7 +7,7 @@ import pytest
 from qualms.bundle import embedded
 from qualms.bundle.file import open_bundle
 from qualms.bundle.runtime import GraphRunner, check_golden
-from qualms.decisions.operating_point import flag_point, trust_point
+from qualms.decisions.operating_point import CalibrationSet
 from qualms.errors import BundleError
 
 MODELS = {
@@ -39,8 +39,11 @@ def test_an_embedded_model_is_small_verified_and_evaluated(name: str) -> None:
 @each_model
 def test_an_embedded_model_meets_both_guarantees_on_its_test_set(name: str) -> None:
     manifest = open_bundle(embedded.resolve_model(name)).manifest
-    assert (flag_point(manifest).guarantee, flag_point(manifest).score) == ("confident", "fused")
-    assert trust_point(manifest).accepted > MODELS[name][2]
+    assert (CalibrationSet(manifest).flag_point().guarantee, CalibrationSet(manifest).flag_point().score) == (
+        "confident",
+        "fused",
+    )
+    assert CalibrationSet(manifest).trust_point().accepted > MODELS[name][2]
     assert manifest.evaluation is not None
     for row in manifest.evaluation.realised:
         assert row.realised is not None

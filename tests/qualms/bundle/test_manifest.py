@@ -50,6 +50,19 @@ def test_json_round_trip_is_exact(manifest: Manifest) -> None:
     assert again.model_dump(exclude={"calibration", "golden"}) == manifest.model_dump(exclude={"calibration", "golden"})
 
 
+def test_fields_that_earlier_versions_do_not_have_are_left_out_of_an_earlier_manifest(
+    manifest: Manifest, earlier_manifest: Manifest
+) -> None:
+    document, earlier = json.loads(manifest.to_json()), json.loads(earlier_manifest.to_json())
+    assert Manifest.from_json(earlier_manifest.to_json()).to_json() == earlier_manifest.to_json()
+    assert set(document) - set(earlier) == {"alpha", "flag_terms"}
+    assert set(document["calibration"]) - set(earlier["calibration"]) == {"wrong"}
+    assert set(earlier["calibration"]["trust"]) - set(document["calibration"]["trust"]) == {"accepted", "errors"}
+    assert set(document["evaluation"]) - set(earlier["evaluation"]) == {"probabilities"}
+    again = Manifest.from_json(json.dumps(earlier))
+    assert (again.alpha, again.flag_terms, again.calibration.wrong) == ("meta", [], None)
+
+
 def test_the_round_trip_of_arrays_is_exact(manifest: Manifest) -> None:
     again = Manifest.from_json(manifest.to_json())
     pairs = [
@@ -58,7 +71,7 @@ def test_the_round_trip_of_arrays_is_exact(manifest: Manifest) -> None:
         (again.calibration.trust.levels, manifest.calibration.trust.levels),
         (again.calibration.trust.thresholds, manifest.calibration.trust.thresholds),
     ]
-    assert len(pairs) == 8 + 12 + 2
+    assert len(pairs) == 11 + 17 + 2
     for actual, expected in pairs:
         assert actual.dtype == expected.dtype == np.float32
         assert actual.shape == expected.shape
@@ -125,10 +138,24 @@ def test_a_manifest_is_immutable(manifest: Manifest) -> None:
         ("golden.outputs.alpha", array(np.inf), "golden.outputs.alpha: the array has non-finite values"),
         # consistency between fields
         ("calibration.trust.errors", [0], "calibration.trust: levels, thresholds, accepted and errors must"),
+        ("calibration.trust.errors", [0] * 100, "calibration.trust: accepted and errors belong together"),
         ("calibration.trust.levels", array(1), "calibration.trust: levels, thresholds, accepted and errors"),
         ("calibration.trust.levels", array(1, shape=[]), "calibration.trust: levels, thresholds, accepted"),
         ("calibration.scores.entropy", array(1, 2), "calibration: the calibration scores of entropy must be 400"),
-        ("calibration.n", 399, "calibration: the calibration scores of entropy must be 399 ascending values"),
+        ("calibration.n", 399, "calibration: the calibration scores of entropy must be 399 values"),
+        ("calibration.wrong", ..., "calibration: the calibration scores of entropy must be 400 ascending values"),
+        ("calibration.wrong", [-1, 3], "calibration: wrong must be strictly ascending indices from 0 to 399"),
+        ("calibration.wrong", [3, 3], "calibration: wrong must be strictly ascending indices from 0 to 399"),
+        ("calibration.wrong", [4, 3], "calibration: wrong must be strictly ascending indices from 0 to 399"),
+        ("calibration.wrong", [3, 400], "calibration: wrong must be strictly ascending indices from 0 to 399"),
+        ("calibration.wrong", ["all"], "calibration.wrong.0: Input should be a valid integer"),
+        ("alpha", "both", "alpha: Input should be 'meta' or 'joined'"),
+        ("alpha", ..., "the document: flag_terms and alpha = 'joined' belong together"),
+        ("flag_terms", ..., "the document: flag_terms and alpha = 'joined' belong together"),
+        ("flag_terms", ["entropy", "entropy"], "the document: flag_terms must be unique"),
+        ("flag_terms", ["entropy"], "the document: golden.outputs.fused_terms must have the shape [8, 1]"),
+        ("golden.outputs.meta_alpha", array(1), "the document: golden.outputs.meta_alpha must have the shape [8, 3]"),
+        ("evaluation.probabilities", [{}], "evaluation.probabilities.0.distribution: Field required"),
         ("reference.levels", [], "reference.levels: List should have at least 1 item"),
         ("reference.levels", [0.5], "reference: the quantiles of entropy must be 1 values, one per level"),
         ("reference.levels", [0.5, 0.1], "reference: levels must be ascending"),
@@ -154,22 +181,44 @@ def test_the_error_names_the_invalid_field(document: Document, path: str, value:
     assert "\n" not in text
 
 
-def test_calibration_scores_must_be_ascending(document: Document, manifest: Manifest) -> None:
-    values = manifest.calibration.scores["entropy"].tolist()
+@pytest.fixture
+def earlier_document(earlier_manifest: Manifest) -> Document:
+    """A manifest of an earlier version as parsed JSON."""
+    parsed: Document = json.loads(earlier_manifest.to_json())
+    return parsed
+
+
+def test_without_wrong_calibration_scores_must_be_ascending(
+    earlier_document: Document, earlier_manifest: Manifest
+) -> None:
+    values = earlier_manifest.calibration.scores["entropy"].tolist()
     values[7], values[8] = values[8], values[7]
-    put(document, "calibration.scores.entropy", array(*values))
-    assert "the calibration scores of entropy must be 400 ascending values" in message(document)
+    put(earlier_document, "calibration.scores.entropy", array(*values))
+    assert "the calibration scores of entropy must be 400 ascending values" in message(earlier_document)
+
+
+def test_with_wrong_calibration_scores_are_in_the_order_of_the_images(manifest: Manifest) -> None:
+    values = Manifest.from_json(manifest.to_json()).calibration.scores["entropy"]
+    assert (np.diff(values) < 0).any()
+
+
+def test_trust_has_counts_exactly_without_wrong(document: Document, earlier_document: Document) -> None:
+    counts = earlier_document["calibration"]["trust"]
+    earlier_document["calibration"]["trust"] = document["calibration"]["trust"]
+    assert "calibration: without wrong, trust must have accepted and errors" in message(earlier_document)
+    document["calibration"]["trust"] = counts
+    assert "calibration: with wrong, trust must not have accepted and errors" in message(document)
 
 
 @pytest.mark.parametrize("classes", [["bee", "crab"], ["ant", "bee", "crab", "dove"]])
 def test_the_number_of_classes_must_match_the_graph_outputs(document: Document, classes: list[str]) -> None:
     document["classes"] = classes
     document["reference"]["class_shares"] = [1 / len(classes)] * len(classes)
-    for vector in ("base_probabilities", "probabilities"):
+    for vector in ("base_probabilities", "probabilities", "meta_alpha"):
         del document["golden"]["outputs"][vector]
     assert message(document) == (
         f"The file has a damaged manifest: the document: golden.outputs.alpha must have the shape [8, {len(classes)}] "
-        f"for 8 images and {len(classes)} classes, not [8, 3]."
+        f"for 8 images, {len(classes)} classes and 2 flag terms, not [8, 3]."
     )
 
 
@@ -187,9 +236,9 @@ def test_the_base_may_have_other_classes_only_if_the_meta_model_predicts(documen
     assert Manifest.from_json(json.dumps(document)).prediction == "meta"
 
 
-def test_equal_scores_are_ascending(document: Document) -> None:
-    put(document, "calibration.scores.entropy", array(*[0.5] * 400))
-    Manifest.from_json(json.dumps(document))
+def test_equal_scores_are_ascending(earlier_document: Document) -> None:
+    put(earlier_document, "calibration.scores.entropy", array(*[0.5] * 400))
+    Manifest.from_json(json.dumps(earlier_document))
 
 
 def trust(**parts: Any) -> Document:
@@ -212,11 +261,11 @@ def trust(**parts: Any) -> Document:
         ),
     ],
 )
-def test_inconsistent_trust_counts_are_refused(document: Document, part: Document, problem: str) -> None:
-    document["calibration"]["trust"] = trust()
-    Manifest.from_json(json.dumps(document))
-    document["calibration"]["trust"] = trust(**part)
-    assert problem in message(document)
+def test_inconsistent_trust_counts_are_refused(earlier_document: Document, part: Document, problem: str) -> None:
+    earlier_document["calibration"]["trust"] = trust()
+    Manifest.from_json(json.dumps(earlier_document))
+    earlier_document["calibration"]["trust"] = trust(**part)
+    assert problem in message(earlier_document)
 
 
 # Text that is not a manifest

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from qualms.bundle.manifest import Manifest
-from qualms.bundle.runtime import GraphRunner, check_golden
-from qualms.bundle.scores import DIRICHLET_SCORES
+from qualms.bundle.runtime import GraphRunner, check_golden, check_outputs
 from qualms.errors import BundleError, ExtraMissingError
 
 DrawImages = Callable[[int, int], NDArray[np.uint8]]
@@ -37,13 +36,14 @@ def one_node_graph(input_name: str, output_name: str) -> bytes:
 # Running
 
 
-def test_every_output_has_one_row_per_image(runner: GraphRunner, draw_images: DrawImages) -> None:
+def test_every_output_has_one_row_per_image(runner: GraphRunner, manifest: Manifest, draw_images: DrawImages) -> None:
     outputs = runner(draw_images(0, 5))
-    vectors = ("base_probabilities", "probabilities", "alpha")
+    vectors = ("base_probabilities", "probabilities", "alpha", "meta_alpha")
     assert {name: values.shape for name, values in outputs.items()} == {
         "prediction": (5,),
         **dict.fromkeys(vectors, (5, 3)),
-        **dict.fromkeys(DIRICHLET_SCORES, (5,)),
+        **dict.fromkeys(manifest.scores, (5,)),
+        "fused_terms": (5, 2),
     }
     assert {values.dtype for name, values in outputs.items() if name != "prediction"} == {np.dtype(np.float32)}
     assert outputs["prediction"].dtype == np.int64
@@ -171,9 +171,43 @@ def test_nan_outputs_are_detected(manifest: Manifest) -> None:
         check_golden(Broken(), manifest)
 
 
-def test_a_missing_output_is_named(manifest: Manifest) -> None:
-    with pytest.raises(BundleError, match=r"^The graph lacks the output base_probabilities\.$"):
-        check_golden(GraphRunner(one_node_graph("image", "alpha")), manifest)
+def test_an_output_that_only_the_golden_vectors_have_is_named(runner: GraphRunner, manifest: Manifest) -> None:
+    outputs = {**manifest.golden.outputs, "extra": manifest.golden.outputs["entropy"]}
+    golden = manifest.golden.model_copy(update={"outputs": outputs})
+    with pytest.raises(BundleError, match=r"^The graph lacks the output extra\.$"):
+        check_golden(runner, manifest.model_copy(update={"golden": golden}))
+
+
+def outputs_without(runner: GraphRunner, *missing: str) -> list[str]:
+    return [name for name in runner.outputs if name not in missing]
+
+
+@pytest.mark.parametrize("name", ["prediction", "probabilities", "entropy", "fused_terms", "meta_alpha"])
+def test_a_missing_output_is_named_with_the_outputs(runner: GraphRunner, manifest: Manifest, name: str) -> None:
+    outputs = outputs_without(runner, name)
+    check_outputs(runner.outputs, manifest)
+    with pytest.raises(BundleError) as caught:
+        check_outputs(outputs, manifest)
+    assert str(caught.value) == f"The graph of tiny has no output {name}; it has {', '.join(outputs)}."
+
+
+@pytest.mark.parametrize(("name", "use"), [("fused", "flag"), ("predicted_error", "trust")])
+def test_a_missing_operating_score_is_named_before_other_outputs(
+    runner: GraphRunner, manifest: Manifest, name: str, use: str
+) -> None:
+    outputs = outputs_without(runner, "prediction", name)
+    with pytest.raises(BundleError) as caught:
+        check_outputs(outputs, manifest)
+    assert str(caught.value) == (
+        f"The graph of tiny has no output {name}, which its manifest names as the {use} score; "
+        f"it has {', '.join(outputs)}."
+    )
+
+
+def test_the_outputs_of_an_explanation_are_not_required_of_earlier_bundles(
+    earlier_graph: bytes, earlier_manifest: Manifest
+) -> None:
+    check_golden(GraphRunner(earlier_graph), earlier_manifest)
 
 
 def test_different_golden_inputs_are_refused(runner: GraphRunner, manifest: Manifest) -> None:

@@ -36,7 +36,6 @@ def draw_outputs(seed: int = 0) -> tuple[dict[str, NDArray[Any]], NDArray[np.int
 def calibrated(
     outputs: dict[str, NDArray[Any]],
     labels: NDArray[np.int64],
-    trust_score: str = "entropy",
     grid: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
 ) -> Calibration:
     levels = np.array([0.25, 0.5, 1], np.float32)
@@ -44,7 +43,6 @@ def calibrated(
         outputs,
         labels,
         SPECS,
-        trust_score,
         grid or (levels, np.array([0.2, 0.5, 3], np.float32)),
         split="calibration",
         data="drawn",
@@ -55,30 +53,31 @@ def calibrated(
 # Calibration
 
 
-def test_only_the_scores_are_stored_each_sorted() -> None:
+def test_only_the_scores_are_stored_in_the_order_of_the_images() -> None:
     outputs, labels = draw_outputs()
     calibration = calibrated(outputs, labels)
     assert list(calibration.scores) == list(SPECS)
     for name, values in calibration.scores.items():
-        assert values.tolist() == sorted(outputs[name].tolist())
+        assert values.tolist() == outputs[name].tolist()
         assert values.dtype == np.float32
     assert (calibration.n, calibration.split, calibration.data) == (N, "calibration", "drawn")
 
 
-@pytest.mark.parametrize(("trust_score", "sign"), [("entropy", 1), ("max_probability", -1)])
-def test_accepted_and_errors_are_counted_at_each_threshold(trust_score: str, sign: int) -> None:
+def test_misclassified_images_are_stored_by_their_index() -> None:
     outputs, labels = draw_outputs()
-    grid = trust_grid(sign * draw_outputs(seed=1)[0][trust_score])
-    trust = calibrated(outputs, labels, trust_score, grid).trust
-    uncertainty = [sign * float(value) for value in outputs[trust_score]]
-    wrong = [bool(p != y) for p, y in zip(outputs["prediction"], labels, strict=True)]
-    assert any(wrong)
-    for j, threshold in enumerate(grid[1].tolist()):
-        inside = [error for value, error in zip(uncertainty, wrong, strict=True) if value <= threshold]
-        assert trust.accepted[j] == len(inside)
-        assert trust.errors[j] == sum(inside)
+    expected = [index for index in range(N) if outputs["prediction"][index] != labels[index]]
+    assert len(expected) > 10
+    assert calibrated(outputs, labels).wrong == expected
+    assert calibrated(outputs, outputs["prediction"]).wrong == []
+
+
+def test_the_grid_of_trust_thresholds_is_stored_without_counts() -> None:
+    outputs, labels = draw_outputs()
+    grid = trust_grid(draw_outputs(seed=1)[0]["entropy"])
+    trust = calibrated(outputs, labels, grid).trust
     np.testing.assert_array_equal(trust.levels, grid[0])
     np.testing.assert_array_equal(trust.thresholds, grid[1])
+    assert trust.accepted is trust.errors is None
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -17,15 +17,21 @@ HUNDREDTHS: Floats = np.arange(1, 101) / 100
 
 
 def evidence(
-    accepted: list[int], errors: list[int], n: int, levels: Floats = TENTHS, thresholds: Floats | None = None
+    accepted: list[int],
+    errors: list[int],
+    n: int,
+    levels: Floats = TENTHS,
+    thresholds: Floats | None = None,
+    joint: bool = True,
 ) -> RiskEvidence:
     """Evidence from counts; the thresholds default to the levels."""
     return RiskEvidence(
-        levels,
+        levels * n,
         levels if thresholds is None else thresholds,
         np.array(accepted, dtype=np.int64),
         np.array(errors, dtype=np.int64),
         n,
+        joint,
     )
 
 
@@ -38,9 +44,9 @@ def draw(
 ) -> RiskEvidence:
     """Evidence from n images with uniform uncertainty u, wrong with probability error(u)."""
     thresholds = levels if thresholds is None else thresholds
-    uncertainty = rng.random(n)
+    uncertainty = np.sort(rng.random(n))
     accepted, errors = count_accepted(uncertainty, rng.random(n) < error(uncertainty), thresholds)
-    return RiskEvidence(levels, thresholds, accepted, errors, n)
+    return RiskEvidence(levels * n, thresholds, accepted, errors, n, joint=True)
 
 
 def risk_threshold(counts: RiskEvidence, target_risk: float) -> float:
@@ -51,28 +57,26 @@ def risk_threshold(counts: RiskEvidence, target_risk: float) -> float:
 # Counting
 
 
-def test_tally_accepts_images_at_the_threshold() -> None:
-    uncertainty = np.array([0.3, 0.1, 0.2, 0.2, 0.9])
-    wrong = np.array([True, False, True, False, True])
+def test_images_at_the_threshold_are_counted_as_accepted() -> None:
+    uncertainty = np.array([0.1, 0.2, 0.2, 0.3, 0.9])
+    wrong = np.array([False, True, False, True, True])
     accepted, errors = count_accepted(uncertainty, wrong, np.array([0.05, 0.1, 0.2, 0.5, 1.0]))
     assert accepted.tolist() == [0, 1, 3, 4, 5]
     assert errors.tolist() == [0, 0, 1, 2, 3]
 
 
-def test_tally_does_not_accept_non_finite_values() -> None:
-    uncertainty = np.array([math.nan, -math.inf, math.inf, 0.5])
-    accepted, errors = count_accepted(uncertainty, np.array([True, True, True, False]), np.array([0.4, 0.6]))
-    assert accepted.tolist() == [0, 1]
-    assert errors.tolist() == [0, 0]
-
-
-def test_tally_equals_its_definition() -> None:
+def test_counts_equal_their_definition() -> None:
     rng = np.random.default_rng(0)
-    uncertainty, wrong = rng.integers(0, 6, 200).astype(float), rng.random(200) < 0.3
-    thresholds = np.array([0.0, 0.5, 2.0, 2.0, 9.0])
+    uncertainty, wrong = np.sort(rng.integers(0, 6, 200)).astype(float), rng.random(200) < 0.3
+    thresholds = np.array([-1.0, 0.0, 0.5, 2.0, 2.0, 9.0])
     accepted, errors = count_accepted(uncertainty, wrong, thresholds)
     assert accepted.tolist() == [int((uncertainty <= t).sum()) for t in thresholds]
     assert errors.tolist() == [int(wrong[uncertainty <= t].sum()) for t in thresholds]
+
+
+def test_no_images_give_counts_of_zero() -> None:
+    accepted, errors = count_accepted(np.array([]), np.array([], bool), TENTHS)
+    assert accepted.tolist() == errors.tolist() == [0] * 10
 
 
 # The test sequence
@@ -129,13 +133,14 @@ def test_a_small_calibration_set_is_refused_with_the_risk_it_can_support() -> No
     )
 
 
-def test_too_many_errors_are_refused_with_the_risk_bound() -> None:
-    counts = evidence([100, 200, 300, 400, 500, 600, 700, 800, 900, 1000], [12] * 10, 1000)
+@pytest.mark.parametrize(("joint", "which"), [(True, " that are not flagged"), (False, "")])
+def test_too_many_errors_are_refused_with_the_risk_bound(joint: bool, which: str) -> None:
+    counts = evidence([100, 200, 300, 400, 500, 600, 700, 800, 900, 1000], [12] * 10, 1000, joint=joint)
     with pytest.raises(OperatingPointError) as refusal:
         risk_threshold(counts, target_risk=0.05)
     assert str(refusal.value) == (
         "A target risk of 0.05 is not supported by the 1,000 calibration images: 12 of the 200 least "
-        "uncertain ones are misclassified, so the risk is at most 0.095 with 95% confidence."
+        f"uncertain ones{which} are misclassified, so the risk is at most 0.095 with 95% confidence."
     )
 
 
@@ -172,13 +177,14 @@ def test_the_threshold_of_a_trust_point_is_a_raw_value_of_the_score() -> None:
         thresholds=-TENTHS[::-1],
     )
     trust = choose_trust_point(counts, score="max_probability", direction="lower", target_risk=0.05)
-    assert trust == TrustPoint("max_probability", "lower", 0.05, threshold=0.6, accepted=0.5)
+    assert trust == TrustPoint("max_probability", "lower", 0.05, threshold=0.6, accepted=0.5, joint=True)
     assert trust.accepts([0.7, 0.6, 0.59]).tolist() == [True, True, False]
+    assert trust.condition == "not flagged and max_probability ≥ 0.6"
 
 
 @pytest.mark.parametrize("direction", ["higher", "lower"])
 def test_non_finite_values_are_not_trusted(direction: Direction) -> None:
-    trust = TrustPoint("score", direction, 0.05, threshold=0.0, accepted=0.5)
+    trust = TrustPoint("score", direction, 0.05, threshold=0.0, accepted=0.5, joint=True)
     assert not trust.accepts([math.nan, math.inf, -math.inf]).any()
 
 
@@ -187,6 +193,7 @@ def test_equal_thresholds_accept_the_same_images() -> None:
     counts = evidence([100, 200, 500, 500, 500, 600, 700, 800, 900, 999], [0] * 5 + [500] * 5, 1000, TENTHS, thresholds)
     trust = choose_trust_point(counts, score="entropy", direction="higher", target_risk=0.05)
     assert (trust.threshold, trust.accepted) == (0.3, 0.5)
+    assert trust.condition == "not flagged and entropy ≤ 0.3"
 
 
 # Simulations of the guarantee. The seeds are fixed; four standard errors are allowed.

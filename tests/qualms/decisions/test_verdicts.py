@@ -9,7 +9,7 @@ from qualms.bundle.manifest import Guarantee, Manifest
 from qualms.bundle.runtime import GraphRunner
 from qualms.bundle.scores import DIRICHLET_SCORES, as_uncertainty
 from qualms.decisions.flag import p_values
-from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint, flag_point, trust_point
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, CalibrationSet, OperatingPoint
 from qualms.decisions.verdicts import Decider, decide
 from qualms.errors import OperatingPointError
 
@@ -39,20 +39,45 @@ def test_verdicts_equal_those_of_flag_point_p_values_and_trust_point(
     target_fpr: float | None,
     guarantee: Guarantee | None,
 ) -> None:
-    operating_point = OperatingPoint(score, target_fpr, guarantee)
+    operating_point = OperatingPoint(score, target_fpr, guarantee, 0.05)
     rule = decider.rule(operating_point)
     verdicts = decide(rule, outputs)
-    point, trust = flag_point(manifest, operating_point), trust_point(manifest)
-    values = outputs[point.score]
-    assert rule.flag == point
+    calibration = CalibrationSet(manifest)
+    point, trust = calibration.flag_point(operating_point), calibration.trust_point(operating_point)
+    values, trust_values = outputs[point.score], outputs["predicted_error"]
+    assert (rule.flag, rule.trust) == (point, trust)
     np.testing.assert_array_equal(verdicts.flags, point.flags(values))
-    calibration = np.sort(as_uncertainty(manifest.calibration.scores[point.score], point.direction))
-    np.testing.assert_array_equal(verdicts.p_values, p_values(as_uncertainty(values, point.direction), calibration))
+    uncertainty, known = (
+        as_uncertainty(v, point.direction) for v in (values, manifest.calibration.scores[point.score])
+    )
+    np.testing.assert_array_equal(verdicts.p_values, p_values(uncertainty, np.sort(known)))
     np.testing.assert_array_equal(verdicts.flags, verdicts.p_values <= point.k / (point.n + 1))
     np.testing.assert_array_equal(verdicts.values, values)
     assert verdicts.accepts is not None
-    np.testing.assert_array_equal(verdicts.accepts, trust.accepts(outputs["error_probability"]))
-    np.testing.assert_array_equal(verdicts.trust_values, outputs["error_probability"])
+    np.testing.assert_array_equal(verdicts.accepts, trust.accepts(trust_values) & ~verdicts.flags)
+    np.testing.assert_array_equal(verdicts.trust_values, trust_values)
+
+
+@pytest.mark.parametrize("which", ["manifest", "earlier_manifest"])
+def test_a_flagged_image_is_never_accepted(
+    request: pytest.FixtureRequest, outputs: dict[str, NDArray[Any]], which: str
+) -> None:
+    rule = Decider(request.getfixturevalue(which)).rule(OperatingPoint(target_fpr=0.3, target_risk=0.2))
+    certain = {**outputs, rule.trust_score: np.zeros_like(outputs[rule.trust_score])}
+    verdicts = decide(rule, certain)
+    assert 0 < verdicts.flags.sum() < len(verdicts.flags)
+    assert verdicts.accepts is not None
+    assert verdicts.accepts.tolist() == (~verdicts.flags).tolist()
+
+
+def test_an_image_at_the_flag_threshold_is_neither_flagged_nor_accepted(decider: Decider) -> None:
+    rule = decider.rule(OperatingPoint(target_fpr=0.3, target_risk=0.2))
+    threshold = np.float32(rule.flag.threshold)
+    values = np.array([np.nextafter(threshold, np.float32(0)), threshold, np.nextafter(threshold, np.float32(9))])
+    verdicts = decide(rule, {rule.flag.score: values, rule.trust_score: np.zeros(3, np.float32)})
+    assert verdicts.flags.tolist() == [False, False, True]
+    assert verdicts.accepts is not None
+    assert verdicts.accepts.tolist() == [True, False, False]
 
 
 def test_some_images_are_flagged_and_some_are_not(decider: Decider, outputs: dict[str, NDArray[Any]]) -> None:
@@ -94,7 +119,8 @@ def test_an_unsupported_default_risk_is_a_refusal_and_an_unsupported_requested_r
     assert decide(rule, outputs).accepts is None
     with pytest.raises(OperatingPointError, match="A target risk of 1e-06"):
         decider.rule(OperatingPoint(target_risk=STRICT))
-    assert decider.rule(OperatingPoint(target_risk=0.2)).trust == trust_point(manifest, OperatingPoint(target_risk=0.2))
+    supported = OperatingPoint(target_risk=0.2)
+    assert decider.rule(supported).trust == CalibrationSet(manifest).trust_point(supported)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import open_bundle
 from qualms.bundle.runtime import GraphRunner
-from qualms.decisions.operating_point import flag_point
+from qualms.decisions.operating_point import CalibrationSet
 from qualms.demo.digits import draw_many
 from qualms.demo.drift import drift
 from qualms.images.preprocess import preprocess_array
@@ -23,7 +23,7 @@ from qualms.images.preprocess import preprocess_array
 pytestmark = pytest.mark.slow
 
 DEMO = open_bundle(resolve_model("demo"))
-POINT = flag_point(DEMO.manifest)
+POINT = CalibrationSet(DEMO.manifest).flag_point()
 UNSEEN = 20_000_001
 """a seed that is used neither for calibration nor for traffic"""
 

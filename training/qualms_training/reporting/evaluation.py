@@ -9,16 +9,19 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from qualms.bundle.file import open_bundle
-from qualms.bundle.manifest import ErrorResult, Evaluation, GuaranteeResult, Manifest, OodResult
+from qualms.bundle.manifest import ErrorResult, Evaluation, GuaranteeResult, Manifest, OodResult, ProbabilityResult
 from qualms.bundle.runtime import GraphRunner, Outputs, check_golden
 from qualms.bundle.scores import as_uncertainty
-from qualms.decisions.operating_point import OperatingPoint, flag_point, trust_point
+from qualms.decisions.operating_point import OperatingPoint
+from qualms.decisions.verdicts import Decider, decide
 from qualms.errors import OperatingPointError
 from qualms_training.console import Display
 from qualms_training.data.prepare import ood_sets, prepare
 from qualms_training.errors import DataError, RecipeError
 from qualms_training.recipe import check_recipe
 from qualms_training.reporting.report import accuracy_line, all_grids, to_rich
+
+ECE_BINS = 15
 
 Uncertainties = dict[str, NDArray[np.float64]]
 """Uncertainty (N,) by score; larger means more uncertain."""
@@ -86,6 +89,7 @@ def evaluate(
     elif base_predictions is None:
         base_predictions = outputs["base_probabilities"].argmax(axis=1)
     prediction = outputs["prediction"]
+    decider = Decider(manifest)
     return Evaluation(
         test_data=name,
         n=len(labels),
@@ -95,10 +99,11 @@ def evaluate(
         ood=ood,
         misclassification=_misclassification(uncertainty, prediction != labels),
         realised=[
-            result(manifest, outputs, labels, target)
+            result(decider, outputs, labels, target)
             for target in targets
             for result in (_false_alarm_rate, _selective_risk)
         ],
+        probabilities=_probabilities(manifest, outputs, labels),
     )
 
 
@@ -138,26 +143,63 @@ def _misclassification(uncertainty: Uncertainties, wrong: NDArray[np.bool_]) -> 
     return [ErrorResult(score=score, auroc=auroc, aupr=aupr) for score, (auroc, aupr, _) in results.items()]
 
 
-def _false_alarm_rate(manifest: Manifest, outputs: Outputs, _: NDArray[np.int64], target: float) -> GuaranteeResult:
+def _false_alarm_rate(decider: Decider, outputs: Outputs, _: NDArray[np.int64], target: float) -> GuaranteeResult:
     """The share of test images that are flagged at a target false-alarm rate."""
     try:
-        point = flag_point(manifest, OperatingPoint(target_fpr=target))
+        flags = decide(decider.rule(OperatingPoint(target_fpr=target)), outputs).flags
     except OperatingPointError:
         return GuaranteeResult(promise="false_alarm_rate", target=target, realised=None, n=0)
-    flags = point.flags(outputs[point.score])
     return GuaranteeResult(promise="false_alarm_rate", target=target, realised=float(flags.mean()), n=len(flags))
 
 
-def _selective_risk(manifest: Manifest, outputs: Outputs, labels: NDArray[np.int64], target: float) -> GuaranteeResult:
-    """The error rate among test images that are accepted at a target risk."""
+def _selective_risk(decider: Decider, outputs: Outputs, labels: NDArray[np.int64], target: float) -> GuaranteeResult:
+    """The error rate among test images that are not flagged by default, and accepted at a target risk."""
     try:
-        point = trust_point(manifest, OperatingPoint(target_risk=target))
+        accepted = decide(decider.rule(OperatingPoint(target_risk=target)), outputs).accepts
     except OperatingPointError:
         return GuaranteeResult(promise="selective_risk", target=target, realised=None, n=0)
-    accepted = point.accepts(outputs[point.score])
+    assert accepted is not None  # if a requested risk is not supported, the rule is an error
     wrong = outputs["prediction"] != labels
     risk = float(wrong[accepted].mean()) if accepted.any() else 0.0
     return GuaranteeResult(promise="selective_risk", target=target, realised=risk, n=int(accepted.sum()))
+
+
+def _probabilities(manifest: Manifest, outputs: Outputs, labels: NDArray[np.int64]) -> list[ProbabilityResult]:
+    """Calibration quality of α/α₀ and, where the graph has them for the data's classes, of the other distributions."""
+    probabilities = {"alpha": outputs["probabilities"].astype(np.float64)}
+    if manifest.prediction == "base":
+        probabilities["base"] = outputs["base_probabilities"].astype(np.float64)
+    if manifest.alpha == "joined":
+        meta_alpha = outputs["meta_alpha"].astype(np.float64)
+        probabilities["meta_alpha"] = meta_alpha / meta_alpha.sum(axis=1, keepdims=True)
+    return [
+        ProbabilityResult.model_validate(
+            {
+                "distribution": name,
+                "ece": calibration_error(values, labels),
+                "nll": negative_log_likelihood(values, labels),
+            }
+        )
+        for name, values in probabilities.items()
+    ]
+
+
+def calibration_error(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+    """Expected calibration error in percent of probabilities (N, K) for labels (N,).
+
+    The images are put into bins of equal width by their largest probability; the error is the mean over the images of the
+    difference between the accuracy and the mean largest probability in their bin.
+    """
+    largest = probabilities.max(axis=1)
+    bins = np.minimum((largest * ECE_BINS).astype(np.int64), ECE_BINS - 1)
+    surplus = (probabilities.argmax(axis=1) == labels) - largest
+    return 100 * float(np.abs(np.bincount(bins, surplus, ECE_BINS)).sum()) / len(labels)
+
+
+def negative_log_likelihood(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+    """Mean of −log of the true class's probability, in nats, for probabilities (N, K) and labels (N,)."""
+    true_class = probabilities[np.arange(len(labels)), labels]
+    return float(-np.log(np.maximum(true_class, np.finfo(np.float32).tiny)).mean())
 
 
 def _check_same_data(current: dict[str, Any], recorded: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import Outputs
-from qualms.decisions.operating_point import OperatingPoint, flag_point
+from qualms.decisions.operating_point import CalibrationSet, OperatingPoint
 from qualms.errors import OperatingPointError
 from qualms.files import atomic_path
 
@@ -41,7 +41,7 @@ def _histograms(score: str, manifest: Manifest, outputs: Outputs, ood_outputs: M
 
 def _draw_threshold(axes: object, score: str, manifest: Manifest) -> None:
     try:
-        threshold = flag_point(manifest, OperatingPoint(score)).threshold
+        threshold = CalibrationSet(manifest).flag_point(OperatingPoint(score)).threshold
     except OperatingPointError:
         return
     axes.axvline(threshold, color="black", linestyle="--", linewidth=1)  # type: ignore[attr-defined]

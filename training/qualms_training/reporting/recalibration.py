@@ -12,7 +12,7 @@ from qualms.bundle.manifest import Manifest, OperatingDefaults, first_problem
 from qualms.bundle.runtime import GraphRunner, check_golden
 from qualms.decisions.calibration import calibrate, reference
 from qualms.decisions.flag import rank
-from qualms.decisions.operating_point import flag_point, trust_point
+from qualms.decisions.operating_point import CalibrationSet
 from qualms.errors import DataError, OperatingPointError
 from qualms_training.console import Display
 from qualms_training.data import ImageSet
@@ -58,7 +58,6 @@ def recalibrate(
             outputs,
             labels,
             manifest.scores,
-            operating.trust_score,
             (trust.levels, trust.thresholds),
             split=images.split,
             data=images.name,
@@ -115,15 +114,16 @@ def _labels(images: ImageSet, classes: list[str]) -> NDArray[np.int64]:
 
 
 def _report(bundle: Bundle, display: Display) -> None:
-    point = flag_point(bundle.manifest)
+    calibration = CalibrationSet(bundle.manifest)
+    point = calibration.flag_point()
     display.note(
         f"Flag beyond {point.threshold:.6g} of {point.score}: false alarms ≤ {100 * point.target_fpr:g} % "
         f"({point.guarantee}, {point.n:,} images)."
     )
     try:
-        trust = trust_point(bundle.manifest)
+        trust = calibration.trust_point()
         display.note(
-            f"Trust up to {trust.threshold:.6g} of {trust.score}: errors ≤ {100 * trust.target_risk:g} % "
+            f"Trust if {trust.condition}: errors ≤ {100 * trust.target_risk:g} % "
             f"of the {100 * trust.accepted:.1f} % accepted."
         )
     except OperatingPointError as error:

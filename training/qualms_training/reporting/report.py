@@ -68,7 +68,7 @@ def error_grid(evaluations: Sequence[Evaluation], paper_id: str | None) -> Grid:
 
 
 def guarantee_grid(evaluations: Sequence[Evaluation]) -> Grid:
-    """Guaranteed rates as measured on the test set."""
+    """Guaranteed rates as measured on the test set; the selective risk is that of images not flagged and accepted."""
     rows = []
     for promise, target in dict.fromkeys((row.promise, row.target) for row in evaluations[0].realised):
         results = [
@@ -82,11 +82,24 @@ def guarantee_grid(evaluations: Sequence[Evaluation]) -> Grid:
     return Grid("Guarantees as measured on the test set, %", ["measured", "of images", "supported"], rows)
 
 
+def probability_grid(evaluations: Sequence[Evaluation]) -> Grid:
+    """Distributions × (ECE, NLL) of the class probabilities on the test set."""
+    names = {"alpha": "α/α₀", "base": "softmax of the base", "meta_alpha": "α/α₀ of the meta-model alone"}
+    rows = []
+    for distribution in dict.fromkeys(row.distribution for e in evaluations for row in e.probabilities):
+        results = [row for e in evaluations for row in e.probabilities if row.distribution == distribution]
+        cells = [_plain_cell([row.ece for row in results], 2), _plain_cell([row.nll for row in results], 4)]
+        rows.append((names[distribution], cells))
+    return Grid("Class probabilities on the test set", ["ECE in %", "NLL in nats"], rows)
+
+
 def all_grids(evaluations: Sequence[Evaluation], paper_id: str | None) -> list[Grid]:
     """Every table of a run."""
     grids = [ood_grid(evaluations, metric, paper_id) for metric in METRICS]
     if all(e.misclassification for e in evaluations):
         grids.append(error_grid(evaluations, paper_id))
+    if all(e.probabilities for e in evaluations):
+        grids.append(probability_grid(evaluations))
     return [*grids, guarantee_grid(evaluations)]
 
 
@@ -120,6 +133,11 @@ def to_markdown(grid: Grid) -> str:
 
 def _cell(values: Sequence[float], paper: Figure | None) -> SeedCell:
     return SeedCell(float(np.mean(values)), float(np.std(values)), len(values), paper)
+
+
+def _plain_cell(values: Sequence[float], digits: int) -> str:
+    spread = f" ± {np.std(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{spread}"
 
 
 def _title_suffix(evaluations: Sequence[Evaluation], paper_id: str | None) -> str:

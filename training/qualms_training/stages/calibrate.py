@@ -1,15 +1,20 @@
 """Stage 6: calibrate the exported graph on held-out images, and write graph and manifest as one file."""
 
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
 from rich.markup import escape
 
 from qualms.bundle import golden
 from qualms.bundle.file import graph_digest, open_bundle, write_bundle
 from qualms.bundle.manifest import Golden, Manifest
 from qualms.bundle.runtime import GraphRunner, Outputs, check_golden
-from qualms.bundle.scores import SCORES, as_uncertainty
+from qualms.bundle.scores import DEFAULT_TRUST_SCORE, SCORES, as_uncertainty
 from qualms.decisions.calibration import calibrate, reference, trust_grid
 from qualms_training.files import fingerprint
-from qualms_training.stages import base, export, fit
+from qualms_training.reporting.evaluation import detection
+from qualms_training.stages import base, combine, export, fit
 from qualms_training.stages.context import RunContext
 from qualms_training.stages.features import extractor
 from qualms_training.stages.provenance import provenance
@@ -48,7 +53,8 @@ def _manifest(context: RunContext, graph: bytes) -> Manifest:
     with context.display.bar("calibrating", len(calibration.labels) + len(parts["fit"].labels)) as advance:
         fit_outputs = runner(parts["fit"].images, progress=advance)
         outputs = runner(calibration.images, progress=advance)
-    grid = trust_grid(as_uncertainty(fit_outputs[operating.trust_score], specs[operating.trust_score].direction))
+    trust_scores = {name: as_uncertainty(fit_outputs[name], specs[name].direction) for name in specs}
+    _compare_trust_scores(context, trust_scores, fit_outputs["prediction"] != parts["fit"].labels)
     training = fit.results(context)
     manifest = Manifest(
         name=context.recipe.name,
@@ -56,14 +62,15 @@ def _manifest(context: RunContext, graph: bytes) -> Manifest:
         classes=list(context.data.classes),
         input=context.recipe.input.spec,
         prediction=context.recipe.prediction,
+        alpha="joined",
+        flag_terms=combine.flag_terms(context),
         scores=specs,
         operating=operating,
         calibration=calibrate(
             outputs,
             calibration.labels,
             specs,
-            operating.trust_score,
-            grid,
+            trust_grid(trust_scores[operating.trust_score]),
             split="calibration",
             data=record["id"],
             data_sha256=record["sha256"][context.recipe.data.held_out],
@@ -83,6 +90,26 @@ def _manifest(context: RunContext, graph: bytes) -> Manifest:
     )
     check_golden(runner, manifest)
     return manifest
+
+
+def _compare_trust_scores(
+    context: RunContext, uncertainty: Mapping[str, NDArray[np.float64]], wrong: NDArray[np.bool_]
+) -> None:
+    """Note if the default trust score would separate the errors on the fit split better than the recipe's.
+
+    uncertainty: by score, (N,) of the fit split; wrong (N,).
+    """
+    named = context.recipe.operating.trust_score
+    if named == DEFAULT_TRUST_SCORE or not 0 < wrong.sum() < len(wrong):
+        return
+    ours, default = (
+        detection(uncertainty[name][~wrong], uncertainty[name][wrong])[0] for name in (named, DEFAULT_TRUST_SCORE)
+    )
+    if default > ours:
+        context.display.note(
+            f"  trust by {DEFAULT_TRUST_SCORE}, the classifier's own softmax, would separate the errors of the fit split better "
+            f"than {named}: AUROC {default:.1f} against {ours:.1f} %"
+        )
 
 
 def _golden(context: RunContext, runner: GraphRunner) -> Golden:
