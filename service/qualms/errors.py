@@ -4,6 +4,7 @@ QualmsError
 ├── BundleError            the file is not a bundle, is damaged, or has a newer schema version
 ├── ImageError             the bytes or the array are not an accepted image
 ├── OperatingPointError    the calibration set cannot support the requested operating point
+├── ExplanationError       the model has no terms of its flag score
 ├── DataError              a data set is missing, empty or malformed
 ├── ExtraMissingError      a command needs an optional dependency that is not installed
 ├── SettingsError          a setting is unknown or has an invalid value            (qualms.settings)
@@ -42,6 +43,10 @@ class ImageError(QualmsError):
 
 class OperatingPointError(QualmsError):
     """The score is unknown, or the calibration set cannot support the requested guarantee."""
+
+
+class ExplanationError(QualmsError):
+    """The model was made with an earlier version and has no terms of its flag score."""
 
 
 class DataError(QualmsError):

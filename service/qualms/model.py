@@ -57,27 +57,34 @@ class Model:
         return self.bundle.manifest.classes
 
     @overload
-    def predict(self, images: ImageLike, **operating_point: Unpack[Selection]) -> Result: ...
+    def predict(self, images: ImageLike, *, explain: bool = False, **operating_point: Unpack[Selection]) -> Result: ...
 
     @overload
-    def predict(self, images: Images, **operating_point: Unpack[Selection]) -> list[Result]: ...
+    def predict(
+        self, images: Images, *, explain: bool = False, **operating_point: Unpack[Selection]
+    ) -> list[Result]: ...
 
-    def predict(self, images: ImageLike | Images, **operating_point: Unpack[Selection]) -> Result | list[Result]:
+    def predict(
+        self, images: ImageLike | Images, *, explain: bool = False, **operating_point: Unpack[Selection]
+    ) -> Result | list[Result]:
         """One result for one image, or a list of results for a list of images.
 
         Without keyword arguments the verdicts are those of the manifest's operating point; `score`, `target_fpr`,
-        `guarantee` and `target_risk` select another one. Raises OperatingPointError if the calibration does not support
-        it, and ImageError if an image cannot be used.
+        `guarantee` and `target_risk` select another one. With `explain`, each result has an explanation. Raises
+        OperatingPointError if the calibration does not support the operating point, ExplanationError if the model was made
+        with an earlier version and cannot explain its flags, and ImageError if an image cannot be used.
         """
         rule = self._decider.rule(OperatingPoint(**operating_point))
+        if explain:
+            self._builder.check_explainable()
         if not isinstance(images, list | tuple):
-            return self._results([images], rule)[0]
-        return self._results(images, rule) if images else []
+            return self._results([images], rule, explain)[0]
+        return self._results(images, rule, explain) if images else []
 
-    def _results(self, images: Images, rule: Rule) -> list[Result]:
+    def _results(self, images: Images, rule: Rule, explain: bool) -> list[Result]:
         outputs = self._runner(np.stack(self._inputs(images)))
-        nested = self._builder.nested(rule)
-        rows = self._builder.rows(outputs, rule, decide(rule, outputs))
+        nested = self._builder.nested(rule, explain=explain)
+        rows = self._builder.rows(outputs, rule, decide(rule, outputs), explain=explain)
         return [Result.model_validate(nested(row)) for row in rows]
 
     def _inputs(self, images: Images) -> list[NDArray[np.uint8]]:

@@ -17,8 +17,9 @@ from PIL import Image
 import qualms
 from qualms.bundle.embedded import DEFAULT
 from qualms.bundle.file import Bundle, write_bundle
-from qualms.bundle.manifest import Guarantee, Manifest
-from qualms.errors import BundleError, ImageError, OperatingPointError, QualmsError
+from qualms.bundle.manifest import REQUIRED_SCORES, Guarantee, Manifest, OperatingDefaults
+from qualms.errors import BundleError, ExplanationError, ImageError, OperatingPointError, QualmsError
+from qualms.inference.engine import Engine
 from qualms.model import Model, open_model
 
 Encode = Callable[..., bytes]
@@ -167,14 +168,64 @@ def test_the_operating_point_of_a_result_is_the_requested_one(opened: Model, pix
     assert result.trust.target_risk == 0.1
     default = opened.predict(pixels)
     assert (default.ood.score, default.ood.target_fpr, default.ood.guarantee) == (
-        "mutual_information",
+        "fused",
         0.01,
         "confident",
     )
     assert default.dirichlet == result.dirichlet
 
 
+def test_a_result_is_explained_on_request(opened: Model, pixels: NDArray[np.uint8]) -> None:
+    (explained,), plain = opened.predict([pixels], explain=True, target_fpr=0.2), opened.predict(pixels, target_fpr=0.2)
+    assert plain.explanation is None
+    assert explained.explanation is not None
+    assert list(explained.explanation.flag_terms) == opened.bundle.manifest.flag_terms
+    assert sum(explained.explanation.flag_terms.values()) == pytest.approx(explained.ood.value, rel=1e-6)
+    assert len(explained.explanation.meta.alpha) == len(opened.classes)
+    assert explained.model_copy(update={"explanation": None}) == plain
+
+
 # Errors
+
+
+def test_a_model_of_an_earlier_version_predicts_but_cannot_explain(
+    earlier_bundle: Bundle, pixels: NDArray[np.uint8]
+) -> None:
+    model = open_model(earlier_bundle.path, threads=1)
+    assert model.predict(pixels).ood.score == "mutual_information"
+    with pytest.raises(ExplanationError, match="The model tiny cannot explain its flags"):
+        model.predict(pixels, explain=True)
+    with pytest.raises(ExplanationError, match="The model tiny cannot explain its flags"):
+        model.predict([], explain=True)
+
+
+@pytest.mark.parametrize(("key", "use"), [("score", "flag"), ("trust_score", "trust")])
+def test_a_bundle_whose_graph_lacks_an_operating_score_is_refused(
+    earlier_bundle: Bundle, manifest: Manifest, tmp_path: Path, key: str, use: str
+) -> None:
+    """The manifest of a new bundle, with the graph of an earlier one."""
+    name = getattr(manifest.operating, key)
+    golden = manifest.golden.model_copy(update={"outputs": {"alpha": manifest.golden.outputs["alpha"]}})
+    scores = {other: spec for other, spec in manifest.scores.items() if other in (name, *REQUIRED_SCORES)}
+    calibration = manifest.calibration.model_copy(
+        update={"scores": {other: manifest.calibration.scores[other] for other in scores}}
+    )
+    update = {
+        "golden": golden,
+        "scores": scores,
+        "calibration": calibration,
+        "operating": OperatingDefaults(**{"score": "entropy", "trust_score": "entropy", key: name}),
+        "graph_sha256": earlier_bundle.manifest.graph_sha256,
+    }
+    bundle = write_bundle(tmp_path / "tiny.onnx", earlier_bundle.graph, manifest.model_copy(update=update))
+    with pytest.raises(
+        BundleError, match=rf"no output {name}, which its manifest names as the {use} score; it has pred"
+    ):
+        open_model(bundle.path)
+    with pytest.raises(
+        BundleError, match=rf"no output {name}, which its manifest names as the {use} score; it has pred"
+    ):
+        Engine(bundle)
 
 
 def test_a_file_that_cannot_be_read_is_an_error_that_names_it(opened: Model, tmp_path: Path) -> None:

@@ -7,13 +7,12 @@ from itertools import cycle, islice
 import numpy as np
 
 from qualms.bundle.file import Bundle
-from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
 from qualms.decisions.verdicts import Decider
 from qualms.images.preprocess import preprocess
 from qualms.inference.batch import Answer, Batch
 from qualms.inference.engine import Engine
 from qualms.settings import Device
-from qualms.web.reply import ReplyWriter
+from qualms.web.reply import DEFAULT_QUERY, ReplyWriter
 
 _REQUEST_ID = "0" * 32
 
@@ -64,5 +63,5 @@ class LimitMeter:
         inferred = time.perf_counter()
         batch = Batch(outputs, [(size, inferred - decoded)], decoded)
         for row in range(size):
-            self._writer.write(Answer(batch, row, 1, 0.0), DEFAULT_OPERATING_POINT, _REQUEST_ID)
+            self._writer.write(Answer(batch, row, 1, 0.0), DEFAULT_QUERY, _REQUEST_ID)
         return decoded - start, inferred - decoded, time.perf_counter() - inferred

@@ -1,22 +1,22 @@
 """The result for one image: the only definition of its fields.
 
 The JSON schema, the OpenAPI document, the service's replies and the objects that `qualms.open_model` returns all derive from
-`Result`. To add a field, declare it here: with `Output(name)` if it is an output that every bundle's graph has, else with
-its value in `ResultBuilder.columns`.
+`Result`. To add a field, declare it here: with `Output(name)` if it is an output of the graph, else with its value in
+`ResultBuilder.columns`. An output that not every bundle has belongs in `Explanation`.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from qualms.bundle.manifest import Fraction, Guarantee, Manifest
 from qualms.bundle.runtime import Outputs
 from qualms.decisions.verdicts import Rule, Verdicts
-from qualms.errors import BundleError
+from qualms.errors import BundleError, ExplanationError
 
 ResultRow: TypeAlias = tuple[Any, ...]
 """the values of one result in the order of its fields, without nesting"""
@@ -47,10 +47,13 @@ class Prediction(ReplyPart):
     probability: Probability
 
 
-class Dirichlet(ReplyPart):
-    """Dir(α) over class probabilities."""
+Alpha = Annotated[list[NotNegative], BeforeValidator(list)]
 
-    alpha: Annotated[list[NotNegative], BeforeValidator(list), Output("alpha")]
+
+class Dirichlet(ReplyPart):
+    """Dir(α) over class probabilities. Labels determine only its mean α/α₀; the size of the precision α₀ is a convention."""
+
+    alpha: Annotated[Alpha, Output("alpha")]
     precision: Annotated[NotNegative, Output("precision")]
 
 
@@ -90,7 +93,10 @@ class Ood(ReplyPart):
 
 
 class Trust(ReplyPart):
-    """Whether the prediction can be relied on at the target risk; `accept` is null if that cannot be guaranteed."""
+    """Whether the prediction can be relied on at the target risk; `accept` is null if that cannot be guaranteed.
+
+    A prediction is accepted only if the image is not flagged and the trust score's uncertainty is at or below the threshold.
+    """
 
     accept: bool | None
     score: str
@@ -101,6 +107,20 @@ class Trust(ReplyPart):
     """left out if there is a verdict"""
 
 
+class MetaDirichlet(ReplyPart):
+    """The Dirichlet distribution that the meta-model alone predicts."""
+
+    alpha: Annotated[Alpha, Output("meta_alpha")]
+    mutual_information: Annotated[float, Output("meta_mutual_information")]
+
+
+class Explanation(ReplyPart):
+    """The terms whose sum is the score `fused`, in nats, and the meta-model's own distribution."""
+
+    flag_terms: dict[str, float]
+    meta: MetaDirichlet
+
+
 class Result(ReplyPart):
     """The result for one image."""
 
@@ -109,6 +129,8 @@ class Result(ReplyPart):
     uncertainty: Uncertainty
     ood: Ood
     trust: Trust
+    explanation: Explanation | None = None
+    """left out unless it was requested"""
 
 
 class ResultBuilder:
@@ -116,25 +138,37 @@ class ResultBuilder:
 
     def __init__(self, manifest: Manifest, output_names: Iterable[str]) -> None:
         """BundleError if a field of `Result` is an output that the graph does not have."""
-        self._classes = manifest.classes
+        self._manifest = manifest
         self._probabilities = "base_probabilities" if manifest.prediction == "base" else "probabilities"
-        needed = {name for name in _layout(False)[0] if "." not in name}
+        explained = manifest.alpha == "joined"
+        needed = {name for name in _layout(refused=False, explained=explained)[0] if "." not in name}
         if missing := sorted(needed - set(output_names)):
             raise BundleError(f"The graph of {manifest.name} has no output {missing[0]}, which every result contains.")
 
-    def rows(self, outputs: Outputs, rule: Rule, verdicts: Verdicts) -> list[ResultRow]:
+    def check_explainable(self) -> None:
+        """Raise ExplanationError if the model's results cannot be explained."""
+        if self._manifest.alpha == "meta":
+            raise ExplanationError(
+                f"The model {self._manifest.name} cannot explain its flags: it was made with an earlier version of qualms "
+                "and has no flag terms; `qualms convert` makes one that has them."
+            )
+
+    def rows(self, outputs: Outputs, rule: Rule, verdicts: Verdicts, *, explain: bool = False) -> list[ResultRow]:
         """One row per image; float32 values stay NumPy scalars, so that they are printed with float32 precision."""
         columns = {**outputs, **self.columns(outputs, rule, verdicts)}
-        return list(zip(*(columns[name] for name in _layout(rule.refusal is None)[0]), strict=False))
+        if explain:
+            columns["explanation.flag_terms"] = self._flag_terms(outputs)
+        return list(zip(*(columns[name] for name in _layout(rule.refusal is not None, explain)[0]), strict=False))
 
     def columns(self, outputs: Outputs, rule: Rule, verdicts: Verdicts) -> dict[str, Iterable[Any]]:
-        """The values of all fields that are not outputs of the graph, by path."""
+        """The values of all fields that are not outputs of the graph, by path, without the explanation."""
         indices = outputs["prediction"].tolist()
         probabilities = outputs[self._probabilities]
+        classes = self._manifest.classes
         accepts = repeat(None) if verdicts.accepts is None else verdicts.accepts.tolist()
         return {
             "prediction.index": indices,
-            "prediction.label": [self._classes[index] for index in indices],
+            "prediction.label": [classes[index] for index in indices],
             "prediction.probability": [probabilities[row, index] for row, index in enumerate(indices)],
             "ood.flag": verdicts.flags.tolist(),
             "ood.score": repeat(rule.flag.score),
@@ -151,30 +185,43 @@ class ResultBuilder:
             "trust.refusal": repeat(rule.refusal),
         }
 
+    def _flag_terms(self, outputs: Outputs) -> list[dict[str, Any]]:
+        names = self._manifest.flag_terms
+        return [dict(zip(names, terms, strict=True)) for terms in outputs["fused_terms"]]
+
     @staticmethod
-    def nested(rule: Rule) -> Callable[[ResultRow], dict[str, Any]]:
+    def nested(rule: Rule, *, explain: bool = False) -> Callable[[ResultRow], dict[str, Any]]:
         """A function that nests a row as `Result` does, for JSON."""
-        return _layout(rule.refusal is None)[1]
+        return _layout(rule.refusal is not None, explain)[1]
 
 
 @cache
-def _layout(without_refusal: bool) -> tuple[list[str], Callable[[ResultRow], dict[str, Any]]]:
+def _layout(refused: bool, explained: bool) -> tuple[list[str], Callable[[ResultRow], dict[str, Any]]]:
     """The columns of a row, which are names of graph outputs or paths of fields; and a function that nests a row.
 
     The function is compiled from `Result`, as a dataclass's methods are: that is four times as fast as nesting by loops.
     """
     columns: list[str] = []
+    left_out = {path for path, present in (("trust.refusal", refused), ("explanation", explained)) if not present}
 
     def source(part: type[ReplyPart], prefix: str) -> str:
         items = []
         for name, field in part.model_fields.items():
             path = prefix + name
-            if isinstance(field.annotation, type) and issubclass(field.annotation, ReplyPart):
-                items.append(f"{name!r}: {source(field.annotation, path + '.')}")
-            elif not (without_refusal and path == "trust.refusal"):
+            if path in left_out:
+                continue
+            if inner := _reply_part(field.annotation):
+                items.append(f"{name!r}: {source(inner, path + '.')}")
+            else:
                 items.append(f"{name!r}: row[{len(columns)}]")
                 columns.append(next((note.name for note in field.metadata if isinstance(note, Output)), path))
         return f"{{{', '.join(items)}}}"
 
     nested = eval(f"lambda row: {source(Result, '')}")  # only names of fields
     return columns, nested
+
+
+def _reply_part(annotation: Any) -> type[ReplyPart] | None:
+    """The part of a reply that an annotation names, which may be optional; None for any other type."""
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, ReplyPart)), None)

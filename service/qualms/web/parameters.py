@@ -1,7 +1,7 @@
 """The query parameters and headers of `POST /predict`: their only definition, for parsing and for the OpenAPI document.
 
-A query parameter is a field of `OperatingPoint`, and of `Selection` in `qualms/model.py`. A parameter that selects no
-thresholds, such as one that changes the form of the reply, would need a second value from `parse_query`.
+A query parameter is a field of `Query` in `qualms/web/reply.py` or, if it selects thresholds, of `OperatingPoint`; and an argument
+of `Model.predict` in `qualms/model.py`.
 
 Parsing is strict: a misspelt parameter is an error. Clients repeat the same few queries, so each is parsed once.
 """
@@ -17,9 +17,11 @@ from typing import Any, get_args
 from urllib.parse import parse_qsl
 
 from qualms.bundle.manifest import Guarantee
-from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
+from qualms.decisions.operating_point import OperatingPoint
 from qualms.web.problems import Kind, Problem, quoted
+from qualms.web.reply import DEFAULT_QUERY, Query
 
+EXPLAIN = "explain"
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SCORE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _MAX_NUMBER_LENGTH = 32
@@ -60,6 +62,12 @@ def _guarantee(name: str, text: str) -> str:
     return text
 
 
+def _boolean(name: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise Problem.invalid(name, text, "true or false")
+    return text == "true"
+
+
 _OPEN_UNIT_INTERVAL = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
 
 QUERY_PARAMETERS = {
@@ -69,8 +77,13 @@ QUERY_PARAMETERS = {
         "Another guarantee.", {"type": "string", "enum": list(get_args(Guarantee))}, _guarantee
     ),
     "target_risk": QueryParameter("Another error rate of trusted predictions.", _OPEN_UNIT_INTERVAL, _fraction),
+    EXPLAIN: QueryParameter(
+        "Whether each result has an explanation: the terms of the flag score, and the meta-model's own distribution.",
+        {"type": "boolean"},
+        _boolean,
+    ),
 }
-"""the fields of OperatingPoint, by name"""
+"""by name: the fields of OperatingPoint, and EXPLAIN"""
 
 REQUEST_ID, REQUEST_TIMEOUT = "X-Request-ID", "X-Request-Timeout"
 HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -80,13 +93,13 @@ HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
 """description and schema of each request header, by name"""
 
 
-def parse_query(raw: bytes) -> OperatingPoint:
-    """The operating point that a raw query string (without the question mark) selects."""
-    return _parse(raw) if raw else DEFAULT_OPERATING_POINT
+def parse_query(raw: bytes) -> Query:
+    """The query that a raw query string (without the question mark) contains."""
+    return _parse(raw) if raw else DEFAULT_QUERY
 
 
 @lru_cache(maxsize=1024)
-def _parse(raw: bytes) -> OperatingPoint:
+def _parse(raw: bytes) -> Query:
     names = ", ".join(QUERY_PARAMETERS)
     try:
         pairs = parse_qsl(raw.decode("latin-1"), keep_blank_values=True, strict_parsing=True)
@@ -101,7 +114,8 @@ def _parse(raw: bytes) -> OperatingPoint:
             what = f"The query parameter {name} is given more than once"
             raise Problem.refused(Kind.INVALID, name, what, "one value")
         values[name] = QUERY_PARAMETERS[name].parse(name, text)
-    return OperatingPoint(**values)
+    explain = values.pop(EXPLAIN, False)
+    return Query(OperatingPoint(**values), explain)
 
 
 def parse_timeout(headers: Mapping[bytes, bytes], default: float, maximum: float) -> float:

@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
-from qualms.errors import ImageError, OperatingPointError
+from qualms.errors import ExplanationError, ImageError, OperatingPointError
 from qualms.images.input_spec import InputSpec
 from qualms.images.limits import decodes_quickly
 from qualms.images.preprocess import preprocess, preprocess_array
@@ -30,10 +29,10 @@ from qualms.settings import Settings
 from qualms.telemetry.logs import Throttle, access
 from qualms.telemetry.metrics import ServiceMetrics
 from qualms.web.bodies import ImageInput, Limits, parse_images, read_body
-from qualms.web.parameters import parse_query, parse_request_id, parse_timeout
+from qualms.web.parameters import EXPLAIN, parse_query, parse_request_id, parse_timeout
 from qualms.web.problems import PREDICT_KINDS, Kind, Problem, from_error, overloaded_reply, send_reply
 from qualms.web.protocol import Exchange, body_is_complete, client_disconnected
-from qualms.web.reply import Reply
+from qualms.web.reply import DEFAULT_QUERY, Reply
 from qualms.web.state import ServiceState
 
 PATH = "/predict"
@@ -144,7 +143,7 @@ class PredictCall:
         "_headers",
         "_inline_inputs",
         "_model",
-        "_point",
+        "_query",
         "_respond",
         "_started",
         "id",
@@ -166,7 +165,7 @@ class PredictCall:
         self._decode_seconds = 0.0
         self._inline_inputs: list[ImageInput] | None = None
         self._finished = False
-        self._point = DEFAULT_OPERATING_POINT
+        self._query = DEFAULT_QUERY
         self.id = parse_request_id(headers)
         self.timeout = 0.0
 
@@ -178,7 +177,7 @@ class PredictCall:
         state, settings = self._handler.state, self._handler.settings
         try:
             self._model = state.ready_model()
-            self._point = parse_query(query)
+            self._query = parse_query(query)
             self.timeout = parse_timeout(
                 self._headers, settings.request_timeout_seconds, settings.max_request_timeout_seconds
             )
@@ -213,7 +212,9 @@ class PredictCall:
         elif isinstance(error, Draining | asyncio.CancelledError):  # cancelled: the server's grace period is over
             error = Problem(Kind.UNAVAILABLE, "The service is stopping.")
         elif isinstance(error, OperatingPointError):
-            error = from_error(error, self._model.decider.refused_parameter(self._point))
+            error = from_error(error, self._model.decider.refused_parameter(self._query.point))
+        elif isinstance(error, ExplanationError):
+            error = from_error(error, EXPLAIN)
         elif not isinstance(error, Problem):
             _log.error("prediction failed", exc_info=error, extra={"request_id": self.id})
         problem = from_error(error)
@@ -241,8 +242,8 @@ class PredictCall:
         """Queue images; small ones are decoded when the batcher takes them."""
         if self._finished:
             return
-        if self._point is not DEFAULT_OPERATING_POINT:
-            self._model.decider.rule(self._point)  # an unsupported operating point costs no inference
+        if self._query is not DEFAULT_QUERY:
+            self._model.writer.check(self._query)  # an unsupported query costs no inference
         if len(inputs) > admitted_rows and not self._admit(len(inputs)):
             return
         if not _decode_inline(inputs):
@@ -299,7 +300,7 @@ class PredictCall:
             return
         decode_seconds = self._decode_seconds + result.decode_seconds
         try:
-            body = self._model.writer.write(result, self._point, self.id)
+            body = self._model.writer.write(result, self._query, self.id)
         except Exception as error:
             self.fail(error)
             return

@@ -13,7 +13,7 @@ import orjson
 from pydantic import BaseModel
 from starlette.types import Send
 
-from qualms.errors import ImageError, OperatingPointError
+from qualms.errors import ExplanationError, ImageError, OperatingPointError
 from qualms.web.reply import Reply
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -188,6 +188,8 @@ def from_error(error: BaseException, field: str | None = None) -> Problem:
         return Problem(_IMAGE_KINDS[error.reason], str(error), field=field)
     if isinstance(error, OperatingPointError):
         return Problem(Kind.OPERATING_POINT, str(error), field=field)
+    if isinstance(error, ExplanationError):
+        return Problem(Kind.INVALID, str(error), field=field)
     return Problem(Kind.INTERNAL, "The service failed to answer; its log has the reason under this request id.")
 
 

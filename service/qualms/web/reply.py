@@ -1,6 +1,7 @@
 """The bodies of replies: their schemas, and the writer of `POST /predict`."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import orjson
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from qualms.bundle.file import Bundle
-from qualms.bundle.manifest import Predictor
+from qualms.bundle.manifest import AlphaKind, Predictor
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.decisions.results import ReplyPart, Result, ResultBuilder, ResultRow
 from qualms.decisions.verdicts import Decider, Verdicts, decide
@@ -21,6 +22,17 @@ class Reply(NamedTuple):
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """The query parameters of a request to /predict."""
+
+    point: OperatingPoint = DEFAULT_OPERATING_POINT
+    explain: bool = False
+
+
+DEFAULT_QUERY = Query()
 
 
 class ModelId(ReplyPart):
@@ -61,6 +73,8 @@ class ModelSummary(BaseModel):
     classes: list[str]
     input: dict[str, Any]
     prediction: Predictor
+    alpha: AlphaKind
+    flag_terms: list[str]
     operating: dict[str, Any]
     calibration: dict[str, Any]
     provider: str
@@ -84,7 +98,7 @@ _Decided: TypeAlias = tuple[Verdicts, list[ResultRow], Callable[[ResultRow], dic
 
 
 class ReplyWriter:
-    """Writes the replies of one model. Outputs, verdicts and rows are computed once per batch and operating point."""
+    """Writes the replies of one model. Outputs, verdicts and rows are computed once per batch and query."""
 
     def __init__(self, bundle: Bundle, decider: Decider, output_names: list[str]) -> None:
         manifest = bundle.manifest
@@ -100,23 +114,29 @@ class ReplyWriter:
             outputs = batch.cache["outputs"] = dict(zip(self._output_names, batch.outputs, strict=True))
         return outputs
 
-    def verdicts(self, batch: Batch, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> Verdicts:
-        """The verdicts on a batch at an operating point."""
-        return self._decide(batch, point)[0]
+    def verdicts(self, batch: Batch) -> Verdicts:
+        """The verdicts on a batch at the default operating point."""
+        return self._decide(batch, DEFAULT_QUERY)[0]
 
-    def write(self, answer: Answer, point: OperatingPoint, request_id: str) -> bytes:
+    def check(self, query: Query) -> None:
+        """Raise OperatingPointError or ExplanationError if `write` would do so."""
+        self._decider.rule(query.point)
+        if query.explain:
+            self._builder.check_explainable()
+
+    def write(self, answer: Answer, query: Query, request_id: str) -> bytes:
         """The JSON body for one request."""
-        _, rows, nested = self._decide(answer.batch, point)
+        _, rows, nested = self._decide(answer.batch, query)
         results = [nested(row) for row in rows[answer.start : answer.start + answer.count]]
         reply = {"model": self._model, "request_id": request_id, "results": results}
         return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
 
-    def _decide(self, batch: Batch, point: OperatingPoint) -> _Decided:
-        key = None if point is DEFAULT_OPERATING_POINT else point  # hashing a point takes half a microsecond
+    def _decide(self, batch: Batch, query: Query) -> _Decided:
+        key = None if query is DEFAULT_QUERY else query  # hashing a query takes a microsecond
         decided: _Decided | None = batch.cache.get(key)
         if decided is None:
-            rule, outputs = self._decider.rule(point), self.outputs(batch)
+            rule, outputs = self._decider.rule(query.point), self.outputs(batch)
             verdicts = decide(rule, outputs)
-            rows = self._builder.rows(outputs, rule, verdicts)
-            decided = batch.cache[key] = (verdicts, rows, self._builder.nested(rule))
+            rows = self._builder.rows(outputs, rule, verdicts, explain=query.explain)
+            decided = batch.cache[key] = (verdicts, rows, self._builder.nested(rule, explain=query.explain))
         return decided

@@ -63,7 +63,9 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -
         if state.model is None or state.model.bundle.manifest.name != name:
             raise Problem(Kind.NOT_FOUND, f"There is no model {quoted(name)} here.")
         manifest = state.model.bundle.manifest
-        document = manifest.model_dump(mode="json", exclude={"golden": True, "calibration": {"scores", "trust"}})
+        document = manifest.model_dump(
+            mode="json", exclude={"golden": True, "calibration": {"scores", "wrong", "trust"}}
+        )
         return _json({**_summary(state.model).model_dump(), "manifest": document})
 
     @app.get("/metrics", tags=["health"], response_class=PlainTextResponse, responses=exposition)
@@ -95,6 +97,7 @@ def _summary(model: ServedModel) -> ModelSummary:
             "score": rule.trust_score,
             "threshold": None if rule.trust is None else rule.trust.threshold,
             "target_risk": rule.target_risk,
+            "accepted_if": None if rule.trust is None else rule.trust.condition,
             "refusal": rule.refusal,
         },
     }
@@ -105,6 +108,8 @@ def _summary(model: ServedModel) -> ModelSummary:
         classes=manifest.classes,
         input=manifest.input.model_dump(),
         prediction=manifest.prediction,
+        alpha=manifest.alpha,
+        flag_terms=manifest.flag_terms,
         operating=operating,
         calibration={"n": manifest.calibration.n, "data": manifest.calibration.data},
         provider=model.engine.provider,

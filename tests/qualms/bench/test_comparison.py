@@ -36,14 +36,13 @@ from qualms.bench.processes import HOST, BenchError, choose_cores, free_port, pi
 from qualms.bench.sample_images import draw_pngs
 from qualms.bench.tables import ComparisonRow, print_comparison
 from qualms.bundle.file import open_bundle
-from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
 from qualms.decisions.verdicts import Decider
 from qualms.errors import BundleError
 from qualms.images.input_spec import InputSpec
 from qualms.images.preprocess import preprocess
 from qualms.inference.batch import Answer, Batch
 from qualms.inference.engine import Engine
-from qualms.web.reply import ReplyWriter
+from qualms.web.reply import DEFAULT_QUERY, ReplyWriter
 
 pytestmark = pytest.mark.slow
 
@@ -289,7 +288,7 @@ def test_the_plain_server_returns_the_same_replies_as_the_service(bundle_file: P
     for file in draw_pngs(bundle.manifest.input, 3):
         image = preprocess(file, bundle.manifest.input)
         batch = Batch(engine.run(image[None]), [(1, 0.0)], 0.0)
-        ours = orjson.loads(writer.write(Answer(batch, 0, 1, 0.0), DEFAULT_OPERATING_POINT, "x"))
+        ours = orjson.loads(writer.write(Answer(batch, 0, 1, 0.0), DEFAULT_QUERY, "x"))
         expected, actual = flatten(ours), flatten(asyncio.run(post(file)))
         assert actual.keys() == expected.keys()
         for name, value in expected.items():

@@ -14,7 +14,7 @@ from qualms.bundle.runtime import GraphRunner, Outputs
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.decisions.results import Result, ResultBuilder, ResultRow
 from qualms.decisions.verdicts import Decider, Rule, Verdicts, decide
-from qualms.errors import BundleError
+from qualms.errors import BundleError, ExplanationError
 
 N = 4
 Draw = Callable[[int, int], NDArray[np.uint8]]
@@ -32,20 +32,25 @@ def refusing(manifest: Manifest) -> Manifest:
 
 
 def build(
-    manifest: Manifest, outputs: dict[str, NDArray[Any]], point: OperatingPoint = DEFAULT_OPERATING_POINT
+    manifest: Manifest,
+    outputs: dict[str, NDArray[Any]],
+    point: OperatingPoint = DEFAULT_OPERATING_POINT,
+    *,
+    explain: bool = False,
 ) -> tuple[list[ResultRow], list[dict[str, Any]]]:
     """The rows of some outputs, and the same as nested dicts."""
     builder, rule = ResultBuilder(manifest, outputs), Decider(manifest).rule(point)
-    rows = builder.rows(outputs, rule, decide(rule, outputs))
-    return rows, list(map(builder.nested(rule), rows))
+    rows = builder.rows(outputs, rule, decide(rule, outputs), explain=explain)
+    return rows, list(map(builder.nested(rule, explain=explain), rows))
 
 
 def paths_of_schema(schema: dict[str, Any], definitions: dict[str, Any], prefix: str = "") -> list[str]:
     """The paths of all fields of a JSON schema, in their order."""
     paths = []
     for name, value in schema["properties"].items():
-        if "$ref" in value:
-            part = definitions[value["$ref"].rpartition("/")[2]]
+        reference = next((one["$ref"] for one in (value, *value.get("anyOf", ())) if "$ref" in one), None)
+        if reference is not None:
+            part = definitions[reference.rpartition("/")[2]]
             paths += paths_of_schema(part, definitions, f"{prefix}{name}.")
         else:
             paths.append(prefix + name)
@@ -56,7 +61,8 @@ def paths_of(document: dict[str, Any], prefix: str = "") -> list[str]:
     """The paths of all values of a nested dict, in their order."""
     paths = []
     for name, value in document.items():
-        paths += paths_of(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
+        is_part = isinstance(value, dict) and name != "flag_terms"
+        paths += paths_of(value, f"{prefix}{name}.") if is_part else [prefix + name]
     return paths
 
 
@@ -64,10 +70,10 @@ SCHEMA = Result.model_json_schema()
 ALL_PATHS = paths_of_schema(SCHEMA, SCHEMA["$defs"])
 
 
-def test_with_a_trust_refusal_every_field_of_the_schema_has_a_value_in_its_order(
+def test_with_refusal_and_explanation_every_field_of_the_schema_has_a_value_in_its_order(
     refusing: Manifest, outputs: dict[str, NDArray[Any]]
 ) -> None:
-    rows, documents = build(refusing, outputs)
+    rows, documents = build(refusing, outputs, explain=True)
     assert [len(row) for row in rows] == N * [len(ALL_PATHS)]
     for document in documents:
         assert paths_of(document) == ALL_PATHS
@@ -75,13 +81,45 @@ def test_with_a_trust_refusal_every_field_of_the_schema_has_a_value_in_its_order
         assert document["trust"]["refusal"].startswith("A target risk of 1e-06 needs")
 
 
-def test_without_a_trust_refusal_only_the_refusal_is_omitted(
-    manifest: Manifest, outputs: dict[str, NDArray[Any]]
+@pytest.mark.parametrize(("which", "refused"), [("manifest", False), ("refusing", True)])
+@pytest.mark.parametrize("explain", [False, True])
+def test_only_the_refusal_and_the_explanation_may_be_omitted(
+    request: pytest.FixtureRequest, outputs: dict[str, NDArray[Any]], which: str, refused: bool, explain: bool
 ) -> None:
-    rows, documents = build(manifest, outputs)
-    expected = [path for path in ALL_PATHS if path != "trust.refusal"]
+    rows, documents = build(request.getfixturevalue(which), outputs, explain=explain)
+    expected = [
+        path
+        for path in ALL_PATHS
+        if (refused or path != "trust.refusal") and (explain or not path.startswith("explanation"))
+    ]
     assert [len(row) for row in rows] == N * [len(expected)]
     assert [paths_of(document) for document in documents] == N * [expected]
+    assert all(("explanation" in document) == explain for document in documents)
+
+
+def test_an_explanation_has_the_flag_terms_and_the_distribution_of_the_meta_model(
+    manifest: Manifest, outputs: dict[str, NDArray[Any]]
+) -> None:
+    documents = build(manifest, outputs, explain=True)[1]
+    for row, document in enumerate(documents):
+        explanation = Result.model_validate(document).explanation
+        assert explanation is not None
+        assert explanation.flag_terms == {
+            name: outputs["fused_terms"][row, column] for column, name in enumerate(manifest.flag_terms)
+        }
+        assert sum(explanation.flag_terms.values()) == pytest.approx(outputs["fused"][row], rel=1e-6)
+        assert explanation.meta.alpha == outputs["meta_alpha"][row].tolist()
+        assert explanation.meta.mutual_information == outputs["meta_mutual_information"][row]
+
+
+def test_results_of_an_earlier_model_cannot_be_explained(earlier_manifest: Manifest, earlier_graph: bytes) -> None:
+    builder = ResultBuilder(earlier_manifest, GraphRunner(earlier_graph).outputs)
+    with pytest.raises(ExplanationError) as caught:
+        builder.check_explainable()
+    assert str(caught.value) == (
+        "The model tiny cannot explain its flags: it was made with an earlier version of qualms and has no flag terms; "
+        "`qualms convert` makes one that has them."
+    )
 
 
 def test_every_document_validates_as_a_result(
@@ -124,8 +162,8 @@ def test_values_are_those_of_their_own_row(manifest: Manifest, outputs: dict[str
         }
         assert document["trust"] == {
             "accept": bool(verdicts.accepts[row]),
-            "score": "error_probability",
-            "value": outputs["error_probability"][row],
+            "score": "predicted_error",
+            "value": outputs["predicted_error"][row],
             "threshold": rule.trust.threshold,
             "target_risk": 0.1,
         }
@@ -149,7 +187,7 @@ def test_float32_values_are_written_with_float32_precision(
     written = json.loads(orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY))
     assert written["uncertainty"]["total"]["entropy"] == 0.1
     assert written["dirichlet"]["alpha"] == len(manifest.classes) * [0.1]
-    assert np.float32(written["ood"]["value"]) == outputs["mutual_information"][0]
+    assert np.float32(written["ood"]["value"]) == outputs["fused"][0]
 
 
 @pytest.mark.parametrize("path", ["prediction.label", "ood.flag", "trust.accept"])

@@ -110,7 +110,7 @@ def test_the_document_lists_all_parameters_bodies_and_statuses(openapi: dict[str
     operation = openapi["paths"]["/predict"]["post"]
     queries = {parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "query"}
     headers = {parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "header"}
-    assert queries == {field.name for field in fields(OperatingPoint)}
+    assert queries == {"explain", *(field.name for field in fields(OperatingPoint))}
     assert headers == {"X-Request-ID", "X-Request-Timeout"}
     assert set(operation["requestBody"]["content"]) == {
         "image/*",

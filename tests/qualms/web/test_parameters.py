@@ -10,25 +10,31 @@ from hypothesis import strategies as st
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.web.parameters import QUERY_PARAMETERS, parse_query, parse_request_id, parse_timeout
 from qualms.web.problems import Problem
+from qualms.web.reply import DEFAULT_QUERY, Query
 
 
-def test_no_query_selects_the_default_operating_point() -> None:
-    assert parse_query(b"") is DEFAULT_OPERATING_POINT == OperatingPoint(None, None, None, None)
+def test_no_query_selects_the_default_operating_point_without_explanation() -> None:
+    assert parse_query(b"") is DEFAULT_QUERY == Query(OperatingPoint(None, None, None, None), explain=False)
 
 
 def test_parameters_are_accepted_in_any_order() -> None:
-    point = parse_query(b"target_risk=1e-2&guarantee=marginal&score=entropy&target_fpr=%30.05")
-    assert point == OperatingPoint("entropy", 0.05, "marginal", 0.01)
+    query = parse_query(b"target_risk=1e-2&explain=true&guarantee=marginal&score=entropy&target_fpr=%30.05")
+    assert query == Query(OperatingPoint("entropy", 0.05, "marginal", 0.01), explain=True)
+
+
+@pytest.mark.parametrize(("text", "explain"), [("true", True), ("false", False)])
+def test_an_explanation_does_not_change_the_operating_point(text: str, explain: bool) -> None:
+    assert parse_query(f"explain={text}".encode()) == Query(DEFAULT_OPERATING_POINT, explain)
 
 
 def test_the_same_query_is_parsed_once() -> None:
     assert parse_query(b"target_fpr=0.07") is parse_query(b"target_fpr=0.07")
-    assert len({parse_query(b"target_fpr=0.07"), OperatingPoint(target_fpr=0.07)}) == 1
+    assert len({parse_query(b"target_fpr=0.07"), Query(OperatingPoint(target_fpr=0.07))}) == 1
 
 
 @pytest.mark.parametrize("text", ["0.5", ".5", "5e-1", "+0.5", "0.50"])
 def test_all_decimal_notations_of_a_number_are_accepted(text: str) -> None:
-    assert parse_query(f"target_fpr={text.replace('+', '%2B')}".encode()).target_fpr == 0.5
+    assert parse_query(f"target_fpr={text.replace('+', '%2B')}".encode()).point.target_fpr == 0.5
 
 
 @pytest.mark.parametrize("name", ["target_fpr", "target_risk"])
@@ -46,10 +52,14 @@ def test_a_rate_that_is_not_a_number_between_0_and_1_is_422(name: str, text: str
 @pytest.mark.parametrize(
     ("query", "field", "detail"),
     [
-        (b"targetfpr=0.1", "targetfpr", "unknown; accepted: score, target_fpr, guarantee, target_risk"),
+        (b"targetfpr=0.1", "targetfpr", "unknown; accepted: score, target_fpr, guarantee, target_risk, explain"),
         (b"score=entropy&score=entropy", "score", "more than once"),
         (b"guarantee=sure", "guarantee", "accepted: confident or marginal"),
         (b"guarantee=", "guarantee", "accepted: confident or marginal"),
+        (b"explain=1", "explain", "explain is '1'; accepted: true or false."),
+        (b"explain=", "explain", "accepted: true or false"),
+        (b"explain=True", "explain", "accepted: true or false"),
+        (b"explain=true&explain=true", "explain", "more than once"),
         (b"score=", "score", "accepted: the name of"),
         (b"score=a%20b", "score", "accepted: the name of"),
         (b"score", None, "name=value"),
@@ -67,7 +77,7 @@ def test_an_invalid_query_is_422_and_names_the_parameter(query: bytes, field: st
 @given(st.binary(max_size=200))
 @example(b"&" * 60_000)
 @example(b"score=" + b"a" * 60_000)
-def test_any_query_gives_an_operating_point_or_a_problem(raw: bytes) -> None:
+def test_any_bytes_give_a_query_or_a_problem(raw: bytes) -> None:
     try:
         parse_query(raw)
     except Problem as problem:
@@ -75,8 +85,9 @@ def test_any_query_gives_an_operating_point_or_a_problem(raw: bytes) -> None:
         assert len(problem.body("r1")) < 2000
 
 
-def test_the_query_parameters_are_the_fields_of_an_operating_point() -> None:
-    assert set(QUERY_PARAMETERS) == {field.name for field in fields(OperatingPoint)}
+def test_the_query_parameters_are_the_fields_of_a_query_and_an_operating_point() -> None:
+    names = {field.name for kind in (Query, OperatingPoint) for field in fields(kind)}
+    assert set(QUERY_PARAMETERS) == names - {"point"}
 
 
 def test_the_timeout_is_that_of_the_header_or_the_default() -> None:

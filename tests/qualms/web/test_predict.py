@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from qualms.bundle.file import Bundle
 from qualms.errors import BundleError
 from qualms.images.preprocess import decode
 from qualms.inference.engine import Engine
@@ -230,14 +231,44 @@ def test_the_query_selects_another_operating_point(
     assert (result["ood"]["target_fpr"], result["ood"]["guarantee"]) == (0.2, "marginal")
     assert result["trust"]["target_risk"] == 0.1
     (default,) = results(send(client, encode(pixels)))
-    assert (default["ood"]["score"], default["ood"]["target_fpr"]) == ("mutual_information", 0.01)
+    assert (default["ood"]["score"], default["ood"]["target_fpr"]) == ("fused", 0.01)
     assert default["dirichlet"] == result["dirichlet"]
+
+
+def test_results_are_explained_on_request(
+    client: httpx.Client, bundle: Bundle, encode: Encode, pixels: NDArray[np.uint8]
+) -> None:
+    (plain,) = results(send(client, encode(pixels), params={"explain": "false"}))
+    (explained,) = results(send(client, encode(pixels), params={"explain": "true"}))
+    assert "explanation" not in plain
+    explanation = explained.pop("explanation")
+    assert explained == plain
+    assert list(explanation["flag_terms"]) == bundle.manifest.flag_terms
+    assert sum(explanation["flag_terms"].values()) == pytest.approx(plain["ood"]["value"], rel=1e-6)
+    assert len(explanation["meta"]["alpha"]) == len(bundle.manifest.classes)
+    assert explanation["meta"]["mutual_information"] > 0
+
+
+def test_an_explanation_of_an_earlier_model_is_422_and_costs_no_inference(
+    start_service: Start, earlier_bundle: Bundle, encode: Encode, pixels: NDArray[np.uint8]
+) -> None:
+    client = start_service(earlier_bundle.path)
+    response = send(client, encode(pixels), params={"explain": "true"})
+    assert (response.status_code, response.json()["field"]) == (422, "explain")
+    assert response.json()["detail"] == (
+        "The model tiny cannot explain its flags: it was made with an earlier version of qualms and has no flag terms; "
+        "`qualms convert` makes one that has them."
+    )
+    assert 'qualms_batch_size_count{model="tiny",version="1.2"} 0.0' in client.get("/metrics").text
+    (result,) = results(send(client, encode(pixels), params={"explain": "false"}))
+    assert result["ood"]["score"] == "mutual_information"
 
 
 def test_flagged_images_are_answered_with_200(client: httpx.Client, encode: Encode, draw_images: Draw) -> None:
     files = [encode(image) for image in draw_images(25, 40)]
     values = results(client.post("/predict?target_fpr=0.5", files=[("images", ("a", data)) for data in files]))
     assert {result["ood"]["flag"] for result in values} == {True, False}
+    assert not any(result["trust"]["accept"] for result in values if result["ood"]["flag"])
 
 
 @pytest.mark.parametrize(

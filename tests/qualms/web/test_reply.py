@@ -14,7 +14,7 @@ from qualms.bundle.runtime import GraphRunner
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.decisions.verdicts import Decider, decide
 from qualms.inference.batch import Answer, Batch
-from qualms.web.reply import PredictReply, ReplyWriter
+from qualms.web.reply import DEFAULT_QUERY, PredictReply, Query, ReplyWriter
 
 ROWS = 6
 
@@ -29,9 +29,9 @@ def writer(bundle: Bundle, runner: GraphRunner) -> ReplyWriter:
     return ReplyWriter(bundle, Decider(bundle.manifest), runner.outputs)
 
 
-def write(writer: ReplyWriter, answer: Answer, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> dict[str, Any]:
+def write(writer: ReplyWriter, answer: Answer, query: Query = DEFAULT_QUERY) -> dict[str, Any]:
     """The parsed body, which agrees with the schema."""
-    body = writer.write(answer, point, "r1")
+    body = writer.write(answer, query, "r1")
     PredictReply.model_validate_json(body)
     document: dict[str, Any] = json.loads(body)
     return document
@@ -76,8 +76,8 @@ def test_a_reply_contains_the_rows_of_its_own_request(
             },
             "ood": {
                 "flag": bool(verdicts.flags[row]),
-                "score": "mutual_information",
-                "value": value("mutual_information"),
+                "score": "fused",
+                "value": value("fused"),
                 "threshold": rule.flag.threshold,
                 "p_value": verdicts.p_values[row],
                 "target_fpr": 0.01,
@@ -85,8 +85,8 @@ def test_a_reply_contains_the_rows_of_its_own_request(
             },
             "trust": {
                 "accept": bool(verdicts.accepts[row]),
-                "score": "error_probability",
-                "value": value("error_probability"),
+                "score": "predicted_error",
+                "value": value("predicted_error"),
                 "threshold": rule.trust.threshold,
                 "target_risk": 0.01,
             },
@@ -97,10 +97,10 @@ def test_float32_values_are_read_back_unchanged(writer: ReplyWriter, batch: Batc
     outputs = dict(zip(runner.outputs, batch.outputs, strict=True))
     for row, result in enumerate(write(writer, Answer(batch, 0, ROWS, 0.0))["results"]):
         assert np.array_equal(np.array(result["dirichlet"]["alpha"], np.float32), outputs["alpha"][row])
-        assert np.float32(result["ood"]["value"]) == outputs["mutual_information"][row]
+        assert np.float32(result["ood"]["value"]) == outputs["fused"][row]
 
 
-def test_verdicts_and_rows_are_computed_once_per_batch_and_operating_point(
+def test_verdicts_and_rows_are_computed_once_per_batch_and_query(
     writer: ReplyWriter, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores: list[str] = []
@@ -112,14 +112,38 @@ def test_verdicts_and_rows_are_computed_once_per_batch_and_operating_point(
     monkeypatch.setattr("qualms.web.reply.decide", recorded)
     for row in range(ROWS):
         write(writer, Answer(batch, row, 1, 0.0))
-        write(writer, Answer(batch, row, 1, 0.0), OperatingPoint(score="entropy"))
-        write(writer, Answer(batch, row, 1, 0.0), OperatingPoint(score="entropy"))
-    assert scores == ["mutual_information", "entropy"]
+        for explain in (False, True, False):
+            write(writer, Answer(batch, row, 1, 0.0), Query(OperatingPoint(score="entropy"), explain))
+    assert scores == ["fused", "entropy", "entropy"]
+
+
+def test_requests_with_and_without_explanation_can_share_a_batch(
+    writer: ReplyWriter, batch: Batch, manifest: Manifest, runner: GraphRunner
+) -> None:
+    outputs = dict(zip(runner.outputs, batch.outputs, strict=True))
+    replies = [
+        write(writer, Answer(batch, row, 2, 0.0), Query(explain=explain))["results"]
+        for row, explain in ((0, False), (2, True), (4, False))
+    ]
+    assert [["explanation" in result for result in results] for results in replies] == [
+        2 * [False],
+        2 * [True],
+        2 * [False],
+    ]
+    for row, result in enumerate(replies[1], start=2):
+        explanation = result.pop("explanation")
+        assert result.keys() == replies[0][0].keys()
+        terms = dict(zip(manifest.flag_terms, outputs["fused_terms"][row].tolist(), strict=True))
+        assert explanation["flag_terms"] == pytest.approx(terms, rel=1e-6)
+        assert explanation["meta"] == {
+            "alpha": pytest.approx(outputs["meta_alpha"][row].tolist(), rel=1e-6),
+            "mutual_information": pytest.approx(outputs["meta_mutual_information"][row], rel=1e-6),
+        }
 
 
 def test_a_reply_reports_the_requested_operating_point(writer: ReplyWriter, batch: Batch) -> None:
     point = OperatingPoint("precision", 0.2, "marginal", 0.1)
-    (result,) = write(writer, Answer(batch, 1, 1, 0.0), point)["results"]
+    (result,) = write(writer, Answer(batch, 1, 1, 0.0), Query(point))["results"]
     assert (result["ood"]["score"], result["ood"]["target_fpr"]) == ("precision", 0.2)
     assert result["ood"]["guarantee"] == "marginal"
     assert result["ood"]["flag"] == (result["ood"]["value"] < result["ood"]["threshold"])

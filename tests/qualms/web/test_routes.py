@@ -80,17 +80,29 @@ def test_models_lists_input_operating_point_calibration_and_cost(
     assert model["classes"] == manifest.classes
     assert model["input"] == {"height": 6, "width": 5, "colour": "RGB", "resize": "bilinear", "fit": "stretch"}
     assert model["provider"] == "CPUExecutionProvider"
-    assert model["operating"]["ood"]["score"] == "mutual_information"
+    assert (model["alpha"], model["flag_terms"]) == ("joined", ["entropy", "meta_mutual_information"])
+    assert model["operating"]["ood"]["score"] == "fused"
     assert 0.003 < model["operating"]["ood"]["rate_bound"] < 0.05
-    assert model["operating"]["trust"]["refusal"] is None
+    trust = model["operating"]["trust"]
+    assert trust["accepted_if"] == f"not flagged and predicted_error ≤ {trust['threshold']:.6g}"
+    assert trust["refusal"] is None
     assert model["calibration"] == {"n": 400, "data": "drawn"}
     assert list(model["cost_seconds"]) == ["1", "2", "4", "8", "16", "32", "64"]
+
+
+def test_a_model_of_an_earlier_version_is_listed_with_its_kind_of_alpha(
+    start_service: Start, earlier_bundle: Bundle
+) -> None:
+    (model,) = start_service(earlier_bundle.path).get("/models").json()["models"]
+    assert (model["alpha"], model["flag_terms"]) == ("meta", [])
+    trust = model["operating"]["trust"]
+    assert trust["accepted_if"] == f"not flagged and error_probability ≤ {trust['threshold']:.6g}"
 
 
 def test_one_model_is_returned_with_its_manifest_without_large_arrays(client: httpx.Client, manifest: Manifest) -> None:
     model = client.get("/models/tiny").json()
     expected = json.loads(manifest.to_json())
-    for omitted in ("scores", "trust"):
+    for omitted in ("scores", "wrong", "trust"):
         del expected["calibration"][omitted]
     del expected["golden"]
     assert model.pop("manifest") == expected
