@@ -155,3 +155,17 @@ def test_each_half_precision_tap_has_its_own_scale_and_a_constant_tap_is_unchang
 def test_the_base_class_has_no_forward_pass() -> None:
     with pytest.raises(NotImplementedError):
         MetaModel()([torch.zeros(1, 1)])
+
+
+@pytest.mark.parametrize("form", ["pooled", "published"])
+def test_the_folded_meta_model_computes_the_same(form: str) -> None:
+    torch.manual_seed(0)
+    features = [3 + 5 * torch.randn(40, 12), 100 * torch.randn(40, 6)]
+    model: MetaModel = (
+        PooledMeta([(12,), (6,)], 4, [8]) if form == "pooled" else PublishedMeta([(12,), (6,)], 4, ["8-4", "4"])
+    )
+    if isinstance(model, PooledMeta):
+        model.fit_scales(features)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.testing.assert_close(model.folded()(features), model(features), rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -55,7 +55,7 @@ def joined_scores(alpha: Tensor, total: Tensor, meta_alpha: Tensor, is_top: Tens
     more time than its arithmetic.
     """
     both = torch.cat([alpha, total, meta_alpha, meta_alpha.sum(dim=-1, keepdim=True)], dim=-1)
-    values = torch.cat(_evidence_scores(both.unflatten(-1, (2, alpha.shape[-1] + 1))), dim=-1).float()
+    values = torch.cat(_evidence_scores(torch.unflatten(both, -1, (2, alpha.shape[-1] + 1))), dim=-1).float()
     own = [values[:, 2 * index] for index in range(values.shape[1] // 2)]
     return _scores(alpha, total, is_top, own), values[:, 2 * _INFORMATION + 1]
 

@@ -23,7 +23,7 @@ class BundleGraph(nn.Module):
     ) -> None:
         super().__init__()
         self.extractor = extractor
-        self.meta_model = meta  # torch.export uses the attribute name `meta` itself
+        self.meta_model = meta.folded()  # torch.export uses the attribute name `meta` itself
         self.flag_score = flag_score
         self.joined_alpha = joined_alpha
         self.predicts_by = prediction

@@ -62,5 +62,5 @@ def temperature(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> float
         scaled = log_softmax(logits.astype(np.float64) / math.exp(log_temperature), axis=1)
         return -float(scaled[np.arange(len(labels)), labels].mean())
 
-    bounds = tuple(math.log(value) for value in TEMPERATURES)
-    return math.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x)
+    lowest, highest = (math.log(value) for value in TEMPERATURES)
+    return math.exp(minimize_scalar(loss, bounds=(lowest, highest), method="bounded").x)

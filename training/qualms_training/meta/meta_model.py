@@ -5,10 +5,12 @@ that were pooled over space, which removes almost all of those weights. Both tak
 so cached features are stored reduced, and the graph contains the same reduction.
 """
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +26,21 @@ ROWS = 4096  # rows of features converted to double precision at once
 class MetaModel(nn.Module):
     """The base class of both forms."""
 
+    combine: nn.Linear
+    clamp: nn.Module
+
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """Reduced features, one (N, D) per tap, to z = log α (N, K)."""
         raise NotImplementedError
+
+    @torch.no_grad()
+    def folded(self) -> Self:
+        """A copy that computes the same with fewer nodes: the clamp's shift and scale are part of the last linear layer."""
+        copied = copy.deepcopy(self)
+        copied.combine.weight /= RADIUS
+        copied.combine.bias.copy_((copied.combine.bias - CENTRE) / RADIUS)
+        copied.clamp = ScaledTanh()
+        return copied
 
 
 class PairMax(nn.Module):
@@ -37,12 +51,20 @@ class PairMax(nn.Module):
         return x.reshape(-1, x.shape[1] // 2, 2).amax(2)
 
 
-class SoftClamp(nn.Module):
+class ScaledTanh(nn.Module):
+    """The range [-10, 12] from any number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, K) to (N, K)."""
+        return CENTRE + RADIUS * torch.tanh(x)
+
+
+class SoftClamp(ScaledTanh):
     """Limit z smoothly to [-10, 12], so that α and all its scores are finite."""
 
     def forward(self, z: Tensor) -> Tensor:
         """Any z (N, K) to the range; values near its middle hardly change."""
-        return CENTRE + RADIUS * torch.tanh((z - CENTRE) / RADIUS)
+        return super().forward((z - CENTRE) / RADIUS)
 
 
 class PublishedMeta(MetaModel):
@@ -117,6 +139,18 @@ class PooledMeta(MetaModel):
             self.branches = nn.ModuleList(_mlp([width, *hidden, classes]) for width in widths)
             self.combine = nn.Linear(len(widths) * classes, classes)
         self.clamp = SoftClamp()
+
+    def folded(self) -> Self:
+        """A copy in which the scales are part of the first linear layers, too."""
+        copied = super().folded()
+        for branch, scale in zip(copied.branches, copied.scales, strict=True):
+            assert isinstance(branch, nn.Sequential)
+            assert isinstance(scale, Scale)
+            first = branch[0]
+            assert isinstance(first, nn.Linear)
+            first.weight.data /= scale.spread
+            scale.spread.fill_(1.0)
+        return copied
 
     def fit_scales(self, features: Sequence[Tensor]) -> None:
         """Set the scales from training features, one (n, D) per tap."""
