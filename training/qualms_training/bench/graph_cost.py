@@ -12,7 +12,7 @@ from torch import nn
 
 from qualms.bundle.runtime import INPUT, GraphRunner
 from qualms_training.bench.random_networks import CLASSES, random_graph, random_images
-from qualms_training.bench.score_accuracy import scores_model
+from qualms_training.bench.score_accuracy import joined_scores_model
 from qualms_training.bench.timing import medians
 from qualms_training.console import Display
 from qualms_training.meta.graph import BaseGraph
@@ -36,7 +36,7 @@ def bench_graph(recipe_name: str, repeats: int, display: Display | None = None) 
             "base alone": to_onnx(BaseGraph(graph.extractor), example, ["prediction", "base_probabilities"]),
             "whole graph": to_onnx(graph, example, graph.outputs),
         }
-        scores = scores_model(CLASSES)
+        scores = joined_scores_model(CLASSES)
     table = Table("batch", *graphs, "added", title=f"{recipe.name} on one core", title_justify="left")
     ratios = {}
     for batch in BATCHES:
@@ -63,7 +63,7 @@ def _nodes(graph: bytes) -> int:
 
 def _score_microseconds(scores: bytes) -> float:
     """Time of the graph of scores, minus that of an ONNX Runtime call that only copies its input."""
-    z = torch.randn(1, CLASSES).numpy()
-    copy = to_onnx(nn.Identity(), np.zeros((2, CLASSES), np.float32), ["copy"])
+    z = torch.randn(1, CLASSES + 1).numpy()
+    copy = to_onnx(nn.Identity(), np.zeros((2, CLASSES + 1), np.float32), ["copy"])
     times = medians({"scores": _run(scores, z), "call": _run(copy, z)}, 3000, warm_up=200)
     return 1e6 * (times["scores"] - times["call"])

@@ -15,7 +15,8 @@ from torch import Tensor
 
 # At x + 1 + SHIFT ≥ 25 the first omitted term of either series is below 1e-10.
 SHIFT = 24
-_CONSTANT = 0.5 * math.log(2.0 * math.pi) - 0.5
+_COEFFICIENTS = 1 / 12, 1 / 120, 1 / 360, 0.5 * math.log(2.0 * math.pi) - 0.5
+"""of both asymptotic series, and the constant of Stirling's"""
 
 
 class GammaTerms(NamedTuple):
@@ -30,6 +31,8 @@ class GammaTerms(NamedTuple):
 def gamma_terms(x: Tensor) -> GammaTerms:
     """ψ(x + 1) and log Γ(x + 1), with the shape of x, for float64 x in (0, 1e12)."""
     steps = torch.arange(1, SHIFT + 1, dtype=torch.float64, device=x.device)
+    # Tensors, because the ONNX exporter rounds Python numbers to float32.
+    first, second, third, constant = (torch.tensor(value, dtype=x.dtype, device=x.device) for value in _COEFFICIENTS)
     shifted = x.unsqueeze(-1) + steps
     # One logarithm of the product instead of 24: 24 factors up to 1e12 stay below 1e300.
     log_product = shifted.prod(dim=-1).log()
@@ -37,10 +40,10 @@ def gamma_terms(x: Tensor) -> GammaTerms:
     inverse = y.reciprocal()
     square = inverse * inverse
     log_y = y.log()
-    digamma = log_y - inverse * (0.5 + inverse * (1 / 12 - square * (1 / 120)))
+    digamma = log_y - inverse * (0.5 + inverse * (first - square * second))
     # (y − 1/2)(log y − 1) is (y − 1/2) log y − y + 1/2.
-    stirling = (y - 0.5) * (log_y - 1.0) + inverse * (1 / 12 - square * (1 / 360))
-    return GammaTerms(digamma - shifted.reciprocal().sum(dim=-1), stirling - (log_product - _CONSTANT))
+    stirling = (y - 0.5) * (log_y - 1.0) + inverse * (first - square * third)
+    return GammaTerms(digamma - shifted.reciprocal().sum(dim=-1), stirling - (log_product - constant))
 
 
 def digamma(x: Tensor) -> Tensor:
