@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from sklearn.covariance import EmpiricalCovariance
 
 import qualms_training.meta.density
-from qualms_training.meta.density import Density, TapDensity
+from qualms_training.meta.density import MIN_VARIANCE, Density, TapDensity
 
 
 @pytest.fixture
@@ -83,10 +83,58 @@ def test_taps_are_independent_and_stacked(features: NDArray[np.float32], labels:
     taps = [features, features[:, :5]]
     density = Density([8, 5], 3)
     density.fit(taps, labels)
-    distances = density([torch.from_numpy(tap) for tap in taps])
+    distances = density.by_tap([torch.from_numpy(tap) for tap in taps])
     assert distances.shape == (len(labels), 2, 3)
     for index, tap in enumerate(taps):
         torch.testing.assert_close(distances[:, index], fitted(tap, labels)(torch.from_numpy(tap)))
+
+
+def clusters(rng: np.random.Generator, labels: NDArray[np.int64], width: int, separation: float) -> NDArray[np.float32]:
+    """Features of a trained network: classes apart compared with the variance inside a class."""
+    centres = separation * np.random.default_rng(7).normal(size=(3, width))
+    return (centres[labels] + rng.normal(size=(len(labels), width)) * np.geomspace(0.3, 2, width)).astype(np.float32)
+
+
+def nearest_by_brute_force(
+    train: list[NDArray[np.float32]], labels: NDArray[np.int64], test: list[NDArray[np.float32]]
+) -> NDArray[np.float64]:
+    """The squared Mahalanobis distance to the nearest class, all taps summed, in float64 and with differences."""
+    total = np.zeros((len(test[0]), 3))
+    for fit, images in zip(train, test, strict=True):
+        rows, others = (
+            values / np.linalg.norm(values.astype(np.float64), axis=1, keepdims=True) for values in (fit, images)
+        )
+        means = np.stack([rows[labels == label].mean(axis=0) for label in range(3)])
+        centred = rows - means[labels]
+        values, vectors = np.linalg.eigh(centred.T @ centred / len(rows))
+        kept = values >= MIN_VARIANCE
+        for label, mean in enumerate(means):
+            whitened = (others - mean) @ vectors[:, kept] / np.sqrt(values[kept])
+            total[:, label] += (whitened**2).sum(axis=1)
+    return np.asarray(total.min(axis=1))
+
+
+@pytest.mark.parametrize(("separation", "tolerance"), [(1, 1e-5), (10, 1e-4)], ids=["typical", "collapsed classes"])
+@pytest.mark.parametrize("widths", [(8,), (24, 96, 400)], ids=["one tap", "wide taps"])
+def test_the_distance_is_that_to_the_nearest_class_over_all_taps(
+    widths: tuple[int, ...], separation: float, tolerance: float
+) -> None:
+    rng = np.random.default_rng(3)
+    labels = rng.integers(3, size=2000)
+    train = [clusters(rng, labels, width, separation) for width in widths]
+    near = [clusters(rng, labels[:100], width, separation) for width in widths]
+    between = [(one[:50] + one[50:]) / np.float32(2) for one in near]
+    opposite = [-values for values in near]
+    noise = [rng.normal(size=(100, width)).astype(np.float32) for width in widths]
+    density = Density(widths, 3)
+    density.fit(train, labels)
+    for images in (near, between, opposite, noise):
+        taps = [torch.from_numpy(values) for values in images]
+        distance = density(taps)
+        assert distance.shape == (len(taps[0]), 1)
+        exact = nearest_by_brute_force(train, labels, images)
+        np.testing.assert_allclose(distance.squeeze(1), exact, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(density.by_tap(taps).sum(dim=1).amin(dim=1), exact, rtol=tolerance, atol=tolerance)
 
 
 def test_ood_features_are_farther_than_training_features(
