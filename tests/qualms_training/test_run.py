@@ -22,7 +22,7 @@ from qualms.bundle.file import Bundle, open_bundle
 from qualms.bundle.manifest import Evaluation
 from qualms.bundle.runtime import GraphRunner, check_golden
 from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
-from qualms.decisions.operating_point import flag_point
+from qualms.decisions.operating_point import CalibrationSet
 from qualms.errors import OperatingPointError
 from qualms_training.console import Display
 from qualms_training.data import load
@@ -129,8 +129,9 @@ def test_calibration_uses_the_calibration_split_and_the_exported_graph(bundle: B
     assert (calibration.n, calibration.split, calibration.data) == (1000, "calibration", "shapes")
     assert calibration.data_sha256 == load("shapes", "train").digest()
     for name, values in calibration.scores.items():
-        np.testing.assert_allclose(values, np.sort(outputs[name]), rtol=1e-5, atol=1e-6)
-    point = flag_point(bundle.manifest)
+        np.testing.assert_allclose(values, outputs[name], rtol=1e-5, atol=1e-6)
+    assert calibration.wrong == np.flatnonzero(outputs["prediction"] != held_out.labels).tolist()
+    point = CalibrationSet(bundle.manifest).flag_point()
     # Fewer flags would mean that several images share the largest value, and no score can exceed that one.
     assert point.flags(outputs[point.score]).sum() == point.k - 1
     np.testing.assert_allclose(
@@ -346,7 +347,7 @@ def test_a_changed_target_repeats_only_the_calibration(copy: Path, tiny: Alter, 
     no_work("calibrate")
     run(tiny({"operating.target_fpr": 0.1}), copy, only="calibrate")
     assert changed(before, products(copy)) == {"seed-0/model.onnx", "seed-0/stages.json"}
-    assert flag_point(open_bundle(copy / "seed-0" / "model.onnx").manifest).target_fpr == 0.1
+    assert CalibrationSet(open_bundle(copy / "seed-0" / "model.onnx").manifest).flag_point().target_fpr == 0.1
 
 
 def test_a_stage_with_a_missing_product_or_a_damaged_stage_record_is_outdated(copy: Path, display: Display) -> None:

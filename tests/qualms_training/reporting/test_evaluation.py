@@ -1,4 +1,4 @@
-"""Detection metrics against hand-made cases and sklearn; guarantees against rates counted on the test set."""
+"""Detection metrics and calibration errors against hand-made cases and sklearn; guarantees against counted rates."""
 
 from pathlib import Path
 from typing import Any
@@ -6,21 +6,27 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
 from qualms.bundle.file import open_bundle, write_bundle
 from qualms.bundle.manifest import Evaluation, Golden, GuaranteeResult, Manifest, OperatingDefaults, Provenance
-from qualms.bundle.scores import DIRICHLET_SCORES, SCORES, as_uncertainty
+from qualms.bundle.scores import SCORES, as_uncertainty
 from qualms.decisions.calibration import calibrate, reference, trust_grid
-from qualms.decisions.operating_point import OperatingPoint, flag_point, trust_point
+from qualms.decisions.operating_point import CalibrationSet, OperatingPoint
 from qualms.images.input_spec import InputSpec
 from qualms_training.errors import DataError
-from qualms_training.reporting.evaluation import detection, evaluate, evaluate_bundle, uncertainties
+from qualms_training.reporting.evaluation import (
+    calibration_error,
+    detection,
+    evaluate,
+    evaluate_bundle,
+    negative_log_likelihood,
+    uncertainties,
+)
 
 pytestmark = pytest.mark.slow
 
 CLASSES = 3
-SPECS = {name: SCORES[name] for name in DIRICHLET_SCORES}
 
 Outputs = dict[str, NDArray[Any]]
 
@@ -30,8 +36,9 @@ def graph_outputs(n: int, seed: int, shift: float = 0.0) -> tuple[Outputs, NDArr
     rng = np.random.default_rng(seed)
     hidden = rng.standard_normal(n) + shift
     outputs: Outputs = {
-        name: ((-1 if spec.direction == "lower" else 1) * hidden).astype(np.float32) for name, spec in SPECS.items()
+        name: ((-1 if spec.direction == "lower" else 1) * hidden).astype(np.float32) for name, spec in SCORES.items()
     }
+    outputs["fused"] = (0.7 * hidden + 0.7 * rng.standard_normal(n)).astype(np.float32)
     labels = rng.integers(CLASSES, size=n)
     wrong = rng.random(n) < 1 / (1 + np.exp(3 - 2 * hidden))
     prediction = np.where(wrong, (labels + 1) % CLASSES, labels)
@@ -39,6 +46,8 @@ def graph_outputs(n: int, seed: int, shift: float = 0.0) -> tuple[Outputs, NDArr
     base = np.full((n, CLASSES), 0.1)
     base[np.arange(n), prediction] = 1 + np.exp(-hidden)
     outputs["base_probabilities"] = (base / base.sum(axis=1, keepdims=True)).astype(np.float32)
+    outputs["probabilities"] = ((1 + base) / (1 + base).sum(axis=1, keepdims=True)).astype(np.float32)
+    outputs["meta_alpha"] = (2 + base).astype(np.float32)
     return outputs, labels
 
 
@@ -47,19 +56,19 @@ def manifest(n: int = 2000, **operating: Any) -> Manifest:
     outputs, labels = graph_outputs(n, seed=1)
     fitted, _ = graph_outputs(1000, seed=2)
     settings = OperatingDefaults.model_validate({"target_fpr": 0.05, "target_risk": 0.05, **operating})
-    grid = trust_grid(as_uncertainty(fitted[settings.trust_score], SPECS[settings.trust_score].direction))
+    grid = trust_grid(as_uncertainty(fitted[settings.trust_score], SCORES[settings.trust_score].direction))
     digest = "0" * 64
     return Manifest(
         name="made",
         version="1",
         classes=["a", "b", "c"],
         input=InputSpec(height=4, width=4),
-        scores=SPECS,
+        alpha="joined",
+        flag_terms=["entropy"],
+        scores=dict(SCORES),
         operating=settings,
-        calibration=calibrate(
-            outputs, labels, SPECS, settings.trust_score, grid, split="x", data="made", data_sha256=digest
-        ),
-        reference=reference(outputs, SPECS, CLASSES),
+        calibration=calibrate(outputs, labels, SCORES, grid, split="x", data="made", data_sha256=digest),
+        reference=reference(outputs, SCORES, CLASSES),
         golden=Golden(count=1, input_sha256=digest, outputs={"entropy": np.zeros(1)}),
         provenance=Provenance(
             created="", qualms="", recipe_name="", recipe={}, seed=0, versions={}, base={}, meta={}, data={}
@@ -128,7 +137,7 @@ def test_auroc_of_the_in_distribution_set_against_itself_is_50() -> None:
     outputs, labels = graph_outputs(4000, seed=3)
     other, _ = graph_outputs(4000, seed=6)
     result = evaluate(manifest(), "made", labels, outputs, {"again": other}, targets=[0.05])
-    assert len(result.ood) == len(DIRICHLET_SCORES) + 2
+    assert len(result.ood) == len(SCORES) + 2
     for row in result.ood:
         assert row.auroc == pytest.approx(50, abs=2), row.score
 
@@ -137,11 +146,11 @@ def test_every_score_of_bundle_and_base_is_larger_for_ood_images() -> None:
     far, _ = graph_outputs(1000, seed=7, shift=2.0)
     near, _ = graph_outputs(500, seed=8, shift=1.0)
     result = evaluated({"far": far, "near": near})
-    assert [row.data for row in result.ood] == ["far"] * 10 + ["near"] * 10
-    assert {row.score for row in result.ood} == {"base_entropy", "base_max_probability", *DIRICHLET_SCORES}
+    assert [row.data for row in result.ood] == ["far"] * (len(SCORES) + 2) + ["near"] * (len(SCORES) + 2)
+    assert {row.score for row in result.ood} == {"base_entropy", "base_max_probability", *SCORES}
     for row in result.ood:
         assert (row.n_id, row.n_ood) == (4000, 1000 if row.data == "far" else 500)
-        assert row.auroc > (85 if row.data == "far" else 70), row.score
+        assert row.auroc > (80 if row.data == "far" else 65), row.score
 
 
 def test_uncertainties_include_entropy_and_largest_probability_of_the_base() -> None:
@@ -160,7 +169,7 @@ def test_misclassification_uses_the_served_predictions() -> None:
     outputs, labels = graph_outputs(4000, seed=3)
     wrong = outputs["prediction"] != labels
     rows = {row.score: row for row in evaluated().misclassification}
-    assert set(rows) == {"base_entropy", "base_max_probability", *DIRICHLET_SCORES}
+    assert set(rows) == {"base_entropy", "base_max_probability", *SCORES}
     assert rows["entropy"].auroc == pytest.approx(100 * roc_auc_score(wrong, outputs["entropy"]))
     assert rows["precision"].aupr == pytest.approx(100 * average_precision_score(wrong, -outputs["precision"]))
 
@@ -200,14 +209,17 @@ def test_guarantees_hold_on_test_images() -> None:
     assert 0 < risk.n < 4000
 
 
-def test_measured_rates_are_counted_on_flags_and_on_accepted_predictions() -> None:
+def test_measured_rates_are_counted_on_flags_and_on_predictions_not_flagged_and_accepted() -> None:
     outputs, labels = graph_outputs(4000, seed=3)
-    made = manifest()
+    made = manifest(target_fpr=0.2)
     rows = {row.promise: row for row in evaluate(made, "made", labels, outputs, {}, targets=[0.05]).realised}
-    flagged = outputs["mutual_information"] > flag_point(made, OperatingPoint(target_fpr=0.05)).threshold
-    accepted = outputs["error_probability"] <= trust_point(made, OperatingPoint(target_risk=0.05)).threshold
-    wrong = outputs["prediction"] != labels
+    calibration, wrong = CalibrationSet(made), outputs["prediction"] != labels
+    flagged = outputs["fused"] > calibration.flag_point(OperatingPoint(target_fpr=0.05)).threshold
     assert rows["false_alarm_rate"].realised == pytest.approx(flagged.mean())
+    point = OperatingPoint(target_risk=0.05)
+    below_trust = outputs["predicted_error"] <= calibration.trust_point(point).threshold
+    accepted = below_trust & (outputs["fused"] < calibration.flag_point(point).threshold)
+    assert accepted.sum() < below_trust.sum()
     assert rows["selective_risk"].realised == pytest.approx(wrong[accepted].mean())
     assert rows["selective_risk"].n == accepted.sum()
 
@@ -228,7 +240,76 @@ def test_a_base_that_does_not_predict_has_neither_accuracy_nor_scores() -> None:
     result = evaluate(served, "made", labels, outputs, {"far": outputs}, targets=[0.05])
     assert (result.base_accuracy, result.identical_predictions) == (None, None)
     assert result.accuracy == 100 * float((outputs["prediction"] == labels).mean())
-    assert {row.score for row in result.ood} == {row.score for row in result.misclassification} == set(DIRICHLET_SCORES)
+    assert {row.score for row in result.ood} == {row.score for row in result.misclassification} == set(SCORES)
+
+
+# Class probabilities
+
+
+def test_the_calibration_error_of_a_small_example_is_exact() -> None:
+    """Two bins: 0.9 and 0.93 with one of two right, and 0.5 with one of two right."""
+    probabilities = np.array([[0.9, 0.1], [0.93, 0.07], [0.5, 0.5], [0.5, 0.5]])
+    error = calibration_error(probabilities, np.array([0, 1, 0, 1]))
+    assert error == pytest.approx(100 * (2 * abs(0.5 - 0.915) + 2 * abs(0.5 - 0.5)) / 4)
+
+
+def ece_by_definition(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+    """15 bins of equal width: the share of the images in a bin times |accuracy − mean confidence|, summed."""
+    total = 0.0
+    for bin_index in range(15):
+        inside = [
+            row for row in range(len(labels)) if bin_index / 15 <= probabilities[row].max() < (bin_index + 1) / 15
+        ]
+        if inside:
+            accuracy = np.mean([probabilities[row].argmax() == labels[row] for row in inside])
+            confidence = np.mean([probabilities[row].max() for row in inside])
+            total += len(inside) / len(labels) * abs(accuracy - confidence)
+    return 100 * total
+
+
+def test_the_calibration_error_equals_its_definition() -> None:
+    rng = np.random.default_rng(11)
+    probabilities = rng.dirichlet([0.3, 0.5, 1.0], 700)
+    labels = rng.integers(3, size=700)
+    assert calibration_error(probabilities, labels) == pytest.approx(ece_by_definition(probabilities, labels))
+
+
+def test_certain_probabilities_are_in_the_last_bin() -> None:
+    assert calibration_error(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([0, 1])) == 50
+    assert calibration_error(np.array([[1.0, 0.0], [0.99, 0.01]]), np.array([0, 0])) == pytest.approx(0.5)
+
+
+def test_the_negative_log_likelihood_agrees_with_sklearn_and_is_finite_for_a_probability_of_zero() -> None:
+    rng = np.random.default_rng(12)
+    probabilities, labels = rng.dirichlet([1, 2, 3], 200), rng.integers(3, size=200)
+    assert negative_log_likelihood(probabilities, labels) == pytest.approx(log_loss(labels, probabilities))
+    assert 80 < negative_log_likelihood(np.array([[1.0, 0.0]]), np.array([1])) < 100
+
+
+def test_class_probabilities_of_alpha_base_and_meta_model_are_evaluated() -> None:
+    outputs, labels = graph_outputs(4000, seed=3)
+    meta = outputs["meta_alpha"] / outputs["meta_alpha"].sum(axis=1, keepdims=True)
+    expected = {"alpha": outputs["probabilities"], "base": outputs["base_probabilities"], "meta_alpha": meta}
+    rows = evaluated().probabilities
+    assert [row.distribution for row in rows] == list(expected)
+    for row in rows:
+        probabilities = expected[row.distribution].astype(np.float64)
+        assert row.ece == pytest.approx(ece_by_definition(probabilities, labels), rel=1e-4)
+        assert row.nll == pytest.approx(-np.log(probabilities[np.arange(4000), labels]).mean())
+
+
+def test_only_the_distributions_over_the_datas_classes_are_evaluated() -> None:
+    outputs, labels = graph_outputs(500, seed=3)
+    transfer = manifest(200).model_copy(update={"prediction": "meta"})
+    result = evaluate(transfer, "made", labels, outputs, {}, targets=[])
+    assert [row.distribution for row in result.probabilities] == ["alpha", "meta_alpha"]
+    del outputs["meta_alpha"]
+    earlier = manifest(200).model_copy(update={"alpha": "meta"})
+    result = evaluate(earlier, "made", labels, outputs, {}, targets=[])
+    assert [row.distribution for row in result.probabilities] == ["alpha", "base"]
+
+
+# Bundle files
 
 
 def test_evaluate_bundle_reproduces_the_figures_in_the_manifest(tiny_bundle: Path) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from qualms.bundle.file import open_bundle
+from qualms.bundle.file import open_bundle, write_bundle
 from qualms.bundle.runtime import GraphRunner
-from qualms.decisions.operating_point import flag_point
+from qualms.decisions.operating_point import CalibrationSet
 from qualms.errors import DataError, OperatingPointError
 from qualms_training.data import load
 from qualms_training.data.dataset import ImageSet
@@ -38,7 +38,7 @@ def test_thresholds_come_from_the_new_images_and_the_graph_is_unchanged(
     assert after.digest != before.digest
     assert (after.manifest.calibration.n, after.manifest.calibration.data) == (600, "mine")
     assert after.manifest.evaluation is None
-    point = flag_point(after.manifest)
+    point = CalibrationSet(after.manifest).flag_point()
     assert point.target_fpr == 0.1
     drawn = draw_shapes(600, seed=77)
     values = GraphRunner(after.graph)(drawn.conformed(after.manifest.input))[point.score]
@@ -51,14 +51,35 @@ def test_the_name_changes_only_if_a_new_one_is_given(tiny_bundle: Path, shapes: 
     assert recalibrate(tiny_bundle, shapes, tmp_path / "b.onnx", name="mine").manifest.name == "mine"
 
 
-def test_trust_keeps_its_candidate_thresholds_and_counts_the_new_images(
+def test_trust_keeps_its_candidate_thresholds_and_the_new_images_are_paired_with_their_errors(
     tiny_bundle: Path, shapes: str, tmp_path: Path
 ) -> None:
     before = open_bundle(tiny_bundle).manifest
+    after = recalibrate(tiny_bundle, shapes, tmp_path / "new.onnx")
+    trust = after.manifest.calibration.trust
+    assert np.array_equal(before.calibration.trust.thresholds, trust.thresholds)
+    drawn = draw_shapes(600, seed=77)
+    outputs = GraphRunner(after.graph)(drawn.conformed(after.manifest.input))
+    assert after.manifest.calibration.wrong == np.flatnonzero(outputs["prediction"] != drawn.labels).tolist()
+    for name, values in after.manifest.calibration.scores.items():
+        np.testing.assert_array_equal(values, outputs[name])
+
+
+def test_an_earlier_bundle_gets_paired_scores_and_a_joint_guarantee(
+    tiny_bundle: Path, shapes: str, tmp_path: Path
+) -> None:
+    bundle = open_bundle(tiny_bundle)
+    calibration = bundle.manifest.calibration
+    levels = len(calibration.trust.levels)
+    counts = calibration.trust.model_copy(update={"accepted": [400] * levels, "errors": [0] * levels})
+    scores = {name: np.sort(values) for name, values in calibration.scores.items()}
+    earlier = calibration.model_copy(update={"wrong": None, "trust": counts, "scores": scores})
+    write_bundle(tiny_bundle, bundle.graph, bundle.manifest.model_copy(update={"calibration": earlier}))
+    assert not CalibrationSet(open_bundle(tiny_bundle).manifest).trust_point().joint
     after = recalibrate(tiny_bundle, shapes, tmp_path / "new.onnx").manifest
-    assert np.array_equal(before.calibration.trust.thresholds, after.calibration.trust.thresholds)
-    assert max(after.calibration.trust.accepted) <= 600
-    assert before.calibration.trust.accepted != after.calibration.trust.accepted
+    assert after.calibration.wrong is not None
+    assert after.calibration.trust.accepted is after.calibration.trust.errors is None
+    assert CalibrationSet(after).trust_point().joint
 
 
 def test_a_folder_and_an_npz_file_with_the_same_pixels_give_the_same_calibration(
@@ -74,7 +95,8 @@ def test_a_folder_and_an_npz_file_with_the_same_pixels_give_the_same_calibration
     from_folder = recalibrate(tiny_bundle, str(root), tmp_path / "b.onnx").manifest.calibration
     # The order of the images differs, and so do the batches and the last bits of the scores.
     for name, values in from_npz.scores.items():
-        np.testing.assert_allclose(from_folder.scores[name], values, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(np.sort(from_folder.scores[name]), np.sort(values), rtol=1e-4, atol=1e-6)
+    assert len(from_npz.wrong or []) == len(from_folder.wrong or []) > 0
 
 
 def test_an_unknown_class_is_named_and_nothing_is_written(tiny_bundle: Path, tmp_path: Path) -> None:

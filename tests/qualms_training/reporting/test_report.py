@@ -9,7 +9,7 @@ from PIL import Image
 from rich.console import Console
 
 from qualms.bundle.file import open_bundle
-from qualms.bundle.manifest import ErrorResult, Evaluation, GuaranteeResult, OodResult
+from qualms.bundle.manifest import ErrorResult, Evaluation, GuaranteeResult, OodResult, ProbabilityResult
 from qualms_training.console import Display
 from qualms_training.paper.published import Figure, error_figure, ood_figure
 from qualms_training.reporting.plots import save_plots
@@ -21,6 +21,7 @@ from qualms_training.reporting.report import (
     error_grid,
     guarantee_grid,
     ood_grid,
+    probability_grid,
     to_markdown,
     to_rich,
 )
@@ -48,6 +49,10 @@ def evaluation(shift: float = 0.0, *, same: bool = True, supported: bool = True)
                 promise="selective_risk", target=0.01, realised=0.002 if supported else None, n=150 if supported else 0
             ),
         ],
+        probabilities=[
+            ProbabilityResult(distribution="alpha", ece=1.0 + shift, nll=0.25),
+            ProbabilityResult(distribution="base", ece=2.5, nll=0.5 + shift),
+        ],
     )
 
 
@@ -73,6 +78,22 @@ def test_the_papers_figures_are_beside_ours() -> None:
     assert dict(ood_grid([evaluation()], "fpr95", "MNIST").rows)["base_entropy"] == ["5.0", "50.0"]
 
 
+def test_the_table_of_class_probabilities() -> None:
+    grid = probability_grid([evaluation(0), evaluation(1)])
+    assert grid.columns == ["ECE in %", "NLL in nats"]
+    assert grid.rows == [
+        ("α/α₀", ["1.50 ± 0.50", "0.2500 ± 0.0000"]),
+        ("softmax of the base", ["2.50 ± 0.00", "1.0000 ± 0.5000"]),
+    ]
+    assert probability_grid([evaluation()]).rows[0] == ("α/α₀", ["1.00", "0.2500"])
+
+
+def test_evaluations_without_class_probabilities_have_no_table_of_them() -> None:
+    earlier = evaluation().model_copy(update={"probabilities": []})
+    titles = [[grid.title for grid in all_grids([one], None)] for one in (evaluation(), earlier)]
+    assert [title for title in titles[0] if title not in titles[1]] == ["Class probabilities on the test set"]
+
+
 def test_the_tables_of_misclassification_and_of_guarantees() -> None:
     runs = [evaluation(0), evaluation(1, supported=False)]
     assert dict(error_grid(runs, None).rows)["entropy"] == ["90.5 ± 0.5", "40.0 ± 0.0"]
@@ -89,8 +110,8 @@ def test_a_target_that_no_seed_supports_is_reported_as_not_supported() -> None:
 
 def test_there_is_no_misclassification_table_if_a_seed_has_no_errors() -> None:
     perfect = evaluation().model_copy(update={"misclassification": []})
-    assert len(all_grids([evaluation()], None)) == 5
-    assert len(all_grids([evaluation(), perfect], None)) == 4
+    assert len(all_grids([evaluation()], None)) == 6
+    assert len(all_grids([evaluation(), perfect], None)) == 5
 
 
 @pytest.mark.parametrize(("same", "words"), [(True, "identical predictions"), (False, "predictions differ")])

@@ -54,7 +54,9 @@ def _manifest(context: RunContext, graph: bytes) -> Manifest:
         fit_outputs = runner(parts["fit"].images, progress=advance)
         outputs = runner(calibration.images, progress=advance)
     trust_scores = {name: as_uncertainty(fit_outputs[name], specs[name].direction) for name in specs}
-    _compare_trust_scores(context, trust_scores, fit_outputs["prediction"] != parts["fit"].labels)
+    wrong = fit_outputs["prediction"] != parts["fit"].labels
+    if (advice := better_trust_score(operating.trust_score, trust_scores, wrong)) is not None:
+        context.display.note(f"  {advice}")
     training = fit.results(context)
     manifest = Manifest(
         name=context.recipe.name,
@@ -92,24 +94,24 @@ def _manifest(context: RunContext, graph: bytes) -> Manifest:
     return manifest
 
 
-def _compare_trust_scores(
-    context: RunContext, uncertainty: Mapping[str, NDArray[np.float64]], wrong: NDArray[np.bool_]
-) -> None:
-    """Note if the default trust score would separate the errors on the fit split better than the recipe's.
+def better_trust_score(
+    trust_score: str, uncertainty: Mapping[str, NDArray[np.float64]], wrong: NDArray[np.bool_]
+) -> str | None:
+    """A sentence if the default trust score separates errors better than the recipe's `trust_score`, else None.
 
-    uncertainty: by score, (N,) of the fit split; wrong (N,).
+    uncertainty: by score, (N,) of the fit split; wrong (N,): whether its predictions are wrong.
     """
-    named = context.recipe.operating.trust_score
-    if named == DEFAULT_TRUST_SCORE or not 0 < wrong.sum() < len(wrong):
-        return
-    ours, default = (
-        detection(uncertainty[name][~wrong], uncertainty[name][wrong])[0] for name in (named, DEFAULT_TRUST_SCORE)
+    if trust_score == DEFAULT_TRUST_SCORE or not 0 < wrong.sum() < len(wrong):
+        return None
+    given, default = (
+        detection(uncertainty[name][~wrong], uncertainty[name][wrong])[0] for name in (trust_score, DEFAULT_TRUST_SCORE)
     )
-    if default > ours:
-        context.display.note(
-            f"  trust by {DEFAULT_TRUST_SCORE}, the classifier's own softmax, would separate the errors of the fit split better "
-            f"than {named}: AUROC {default:.1f} against {ours:.1f} %"
-        )
+    if default <= given:
+        return None
+    return (
+        f"The trust score {DEFAULT_TRUST_SCORE}, from the softmax of the network that predicts, separates the errors of the "
+        f"fit split better than {trust_score}: AUROC {default:.1f} % against {given:.1f} %."
+    )
 
 
 def _golden(context: RunContext, runner: GraphRunner) -> Golden:
