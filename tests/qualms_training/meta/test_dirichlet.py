@@ -14,8 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qualms.bundle.runtime import INPUT, GraphRunner
-from qualms_training.bench.score_accuracy import scores_model
-from qualms_training.meta.dirichlet import DirichletScores, dirichlet_scores, kl_divergence, negative_elbo
+from qualms_training.bench.score_accuracy import exact_joined_scores, exact_meta_scores, scores_model
+from qualms_training.meta.dirichlet import (
+    DirichletScores,
+    dirichlet_scores,
+    is_largest,
+    joined_scores,
+    kl_divergence,
+    negative_elbo,
+)
 
 CLASS_COUNTS = (2, 10, 100, 1000)
 LOWEST, HIGHEST = np.log(1e-6), np.log(1e6)
@@ -37,48 +44,16 @@ def log_alphas(classes: int) -> NDArray[np.float32]:
     return np.stack(rows).astype(np.float32)
 
 
-@lru_cache(maxsize=100_000)
-def _functions(z: float) -> tuple[Any, Any, Any, Any]:
-    """α, ψ(α), ψ(α + 1) and log Γ(α) of one class."""
-    alpha = mpmath.exp(mpmath.mpf(z))
-    return alpha, mpmath.digamma(alpha), mpmath.digamma(alpha + 1), mpmath.loggamma(alpha)
-
-
 @lru_cache(maxsize=8)
-def exact_scores(classes: int) -> list[dict[str, Any]]:
+def exact_rows(classes: int) -> list[dict[str, Any]]:
     """The textbook formulas for every row of `log_alphas`."""
-    with mpmath.workdps(DIGITS):
-        return [_exact(row) for row in log_alphas(classes)]
+    return [exact_meta_scores(row) for row in log_alphas(classes)]
 
 
-def _exact(row: NDArray[np.float32]) -> dict[str, Any]:
-    terms = [_functions(float(z)) for z in row]
-    alpha = [term[0] for term in terms]
-    total, classes = mpmath.fsum(alpha), len(alpha)
-    p = [a / total for a in alpha]
-    top = p.index(max(p))
-    entropy = -mpmath.fsum(q * mpmath.log(q) for q in p)
-    expected = mpmath.digamma(total + 1) - mpmath.fsum(q * term[2] for q, term in zip(p, terms, strict=True))
-    log_beta = mpmath.fsum(term[3] for term in terms) - mpmath.loggamma(total)
-    differential = (
-        log_beta + (total - classes) * mpmath.digamma(total) - mpmath.fsum((term[0] - 1) * term[1] for term in terms)
-    )
-    return {
-        "entropy": entropy,
-        "max_probability": p[top],
-        "mutual_information": entropy - expected,
-        "differential_entropy": differential,
-        "precision": total,
-        "log_precision": mpmath.log(total),
-        "expected_entropy": expected,
-        "error_probability": mpmath.fsum(q for k, q in enumerate(p) if k != top),
-    }
-
-
-def largest_errors(actual: dict[str, NDArray[np.float32]], classes: int) -> dict[str, float]:
+def largest_errors(actual: dict[str, NDArray[np.float32]], exact_values: list[dict[str, Any]]) -> dict[str, float]:
     """By score: the largest difference, over max(1, |exact|)."""
-    errors = dict.fromkeys(exact_scores(classes)[0], 0.0)
-    for row, exact in enumerate(exact_scores(classes)):
+    errors = dict.fromkeys(exact_values[0], 0.0)
+    for row, exact in enumerate(exact_values):
         for name, expected in exact.items():
             error = float(abs(mpmath.mpf(float(actual[name][row])) - expected) / max(1, abs(expected)))
             errors[name] = max(errors[name], error if np.isfinite(error) else np.inf)
@@ -96,7 +71,7 @@ def uniform_prior(classes: int) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("classes", CLASS_COUNTS)
 def test_every_score_agrees_with_exact_arithmetic(classes: int) -> None:
-    errors = largest_errors(as_arrays(dirichlet_scores(torch.from_numpy(log_alphas(classes)))), classes)
+    errors = largest_errors(as_arrays(dirichlet_scores(torch.from_numpy(log_alphas(classes)))), exact_rows(classes))
     assert all(error <= TOLERANCE for error in errors.values()), errors
 
 
@@ -145,6 +120,60 @@ def test_differential_entropy_agrees_with_scipy() -> None:
     np.testing.assert_allclose(actual, [scipy.stats.dirichlet(row).entropy() for row in alpha], rtol=1e-5)
 
 
+@lru_cache(maxsize=8)
+def joined_rows(classes: int) -> NDArray[np.float32]:
+    """Logits and log n (N, K + 1): from certain to undecided classes, and n from 0.05 to 1e7."""
+    rng = np.random.default_rng(classes)
+    levels = np.log([0.05, 1.0, 100.0, 1e4, 1e7])
+    logits = [
+        np.zeros(classes),
+        np.r_[60.0, np.zeros(classes - 1)],
+        np.r_[8.0, 8.0, np.full(classes - 2, -8.0)],
+        3 * rng.normal(size=classes),
+        12 * rng.normal(size=classes),
+    ]
+    return np.array([np.r_[row, level] for row in logits for level in levels], dtype=np.float32)
+
+
+def joined_inputs(classes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """α, α_0, the meta-model's α and the mask of the predicted class for `joined_rows`."""
+    rows = torch.from_numpy(joined_rows(classes)).double()
+    logits, evidence = rows[:, :-1], rows[:, -1:].exp()
+    return 1 + evidence * logits.softmax(dim=1), classes + evidence, logits.exp(), is_largest(logits)
+
+
+@pytest.mark.parametrize("classes", CLASS_COUNTS)
+def test_scores_of_the_joined_alpha_are_those_of_any_alpha(classes: int) -> None:
+    alpha, total, meta_alpha, is_top = joined_inputs(classes)
+    joined, meta_information = joined_scores(alpha, total, meta_alpha, is_top)
+    for name, expected in dirichlet_scores(alpha.log())._asdict().items():
+        actual = getattr(joined, name)
+        assert actual.dtype == torch.float32
+        torch.testing.assert_close(actual, expected, rtol=2e-6, atol=2e-7, msg=name)
+    torch.testing.assert_close(meta_information, dirichlet_scores(meta_alpha.log()).mutual_information)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("classes", CLASS_COUNTS)
+def test_scores_of_the_joined_alpha_agree_with_exact_arithmetic(classes: int) -> None:
+    joined, meta_information = joined_scores(*joined_inputs(classes))
+    actual = {**as_arrays(joined), "meta_mutual_information": meta_information.numpy()}
+    exact = [exact_joined_scores(row) for row in joined_rows(classes)]
+    errors = largest_errors(actual, exact)
+    assert all(error <= 1e-7 for error in errors.values()), errors
+    for name in ("mutual_information", "error_probability"):  # the order of small values matters too
+        np.testing.assert_allclose(actual[name], [float(row[name]) for row in exact], rtol=1e-4)
+
+
+def test_the_mutual_information_of_the_joined_alpha_rises_as_the_evidence_falls() -> None:
+    p = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    evidence = torch.logspace(5, -1, 200, dtype=torch.float64).unsqueeze(1)
+    alpha = 1 + evidence * p
+    joined, _ = joined_scores(alpha, 3 + evidence, alpha, is_largest(alpha))
+    assert (joined.mutual_information.diff() > 0).all()
+    assert (joined.precision.diff() < 0).all()
+
+
 exported = lru_cache(maxsize=8)(scores_model)
 
 
@@ -154,7 +183,7 @@ def test_the_exported_graph_agrees_with_exact_arithmetic(classes: int) -> None:
     session = GraphRunner(exported(classes)).session
     outputs = session.run(list(DirichletScores._fields), {INPUT: log_alphas(classes)})
     actual = dict(zip(DirichletScores._fields, outputs, strict=True))
-    errors = largest_errors(actual, classes)
+    errors = largest_errors(actual, exact_rows(classes))
     assert all(error <= TOLERANCE for error in errors.values()), errors
     assert actual["mutual_information"].min() >= 0
     np.testing.assert_allclose(actual["alpha"], np.exp(log_alphas(classes).astype(np.float64)), rtol=1e-6)
