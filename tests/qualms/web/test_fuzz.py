@@ -277,9 +277,27 @@ def unusual_json(rng: Random) -> Request:
 
 
 def unusual_query(rng: Random) -> Request:
-    names = ("score", "target_fpr", "guarantee", "target_risk", "x", "")
-    values = ("entropy", "0.1", "1e-300", "nan", "-0", "0.5", "marginal", "", "é", "9" * 400, "%00", "1e5", "0x1", "²")
-    pairs = [f"{names[rng.integers(6)]}={values[rng.integers(len(values))]}" for _ in range(rng.integers(1, 4))]
+    names = ("score", "target_fpr", "guarantee", "target_risk", "explain", "x", "")
+    values = (
+        "entropy",
+        "0.1",
+        "1e-300",
+        "nan",
+        "-0",
+        "0.5",
+        "marginal",
+        "true",
+        "",
+        "é",
+        "9" * 400,
+        "%00",
+        "1e5",
+        "0x1",
+        "²",
+    )
+    pairs = [
+        f"{names[rng.integers(len(names))]}={values[rng.integers(len(values))]}" for _ in range(rng.integers(1, 4))
+    ]
     return {**valid(rng), "params": "&".join(pairs)}
 
 

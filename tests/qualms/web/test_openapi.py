@@ -54,6 +54,7 @@ def test_openmetrics_agrees_with_the_document(client: httpx.Client, openapi: dic
     [
         ({}, 200),
         ({"params": "score=precision&target_fpr=0.3&guarantee=marginal&target_risk=0.2"}, 200),
+        ({"params": "explain=true"}, 200),
         ({"content": b""}, 400),
         ({"content": bytes(5001)}, 413),
         ({"content": b"?"}, 415),
