@@ -14,16 +14,9 @@ from torch import Tensor, nn
 
 import qualms_training
 from qualms.bundle.runtime import GraphRunner
-from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
 from qualms_training.errors import ExportError
-from qualms_training.meta.extractor import Extractor, Normalise, Reduce
-from qualms_training.meta.fusion import FusionData
 from qualms_training.meta.graph import BaseGraph, BundleGraph
-from qualms_training.meta.meta_model import PooledMeta, PublishedMeta
 from qualms_training.meta.onnx_export import compare, export_graph, to_onnx
-from qualms_training.meta.ood_scores import OodScores
-from qualms_training.meta.taps import Tapped
-from qualms_training.models import build, freeze
 
 pytestmark = pytest.mark.slow
 
@@ -36,51 +29,15 @@ class Exported(NamedTuple):
     classes: int
 
 
-def pooled() -> BundleGraph:
-    """The form of the tiny recipe: a pooled meta-model, the base's class, and OOD scores."""
-    torch.manual_seed(0)
-    base = freeze(build("small", 4, 3, 16, 16))
-    reduce = Reduce("pool", 2, ("mean", "max", "std"))
-    extractor = Extractor(Normalise([0.5] * 3, [0.5] * 3), Tapped(base, ["pool1", "pool2"]), reduce)
-    widths = [reduce.output_shape(shape) for shape in ((8, 8, 8), (16, 4, 4))]
-    graph = BundleGraph(
-        extractor, PooledMeta(widths, 4, [32]), ood_scores=OodScores([w for (w,) in widths], 4, 200)
-    ).eval()
-    fit_ood_scores(graph)
-    return graph
-
-
-def fit_ood_scores(graph: BundleGraph) -> None:
-    """Fit to random images of many contrasts."""
-    rng = np.random.default_rng(1)
-    drawn = rng.integers(0, 256, (200, 16, 16, 3)) * rng.random((200, 1, 1, 1)) * rng.random((200, 1, 1, 3))
-    images = torch.from_numpy(drawn.astype(np.uint8))
-    assert graph.ood_scores is not None
-    with torch.inference_mode():
-        logits, taps = graph.extractor(images)
-        graph.ood_scores.density.fit([tap.numpy() for tap in taps], rng.integers(4, size=200))
-        components = graph.ood_scores.components(logits, torch.rand(200), taps).double().numpy()
-    graph.ood_scores.fusion.fit(FusionData(components, np.zeros(200, dtype=np.bool_), {"more": 2 * components}))
-
-
-def published() -> BundleGraph:
-    """The paper's form, with one channel and the meta-model's class."""
-    torch.manual_seed(0)
-    base = freeze(build("lenet", 10, 1, 32, 32))
-    extractor = Extractor(Normalise([0.13], [0.31]), Tapped(base, ["pool1", "pool2"]), Reduce("flatten"))
-    meta = PublishedMeta([(1176,), (400,)], 10, ["120-P-84-10", "120-84-10"])
-    return BundleGraph(extractor, meta, "meta").eval()
-
-
-@pytest.fixture(scope="module", params=["pooled", "published"])
+@pytest.fixture(scope="module", params=["pooled, base predicts", "published, meta-model predicts"])
 def exported(request: pytest.FixtureRequest) -> Exported:
-    graph, shape, classes = {"pooled": (pooled, (16, 16, 3), 4), "published": (published, (32, 32, 1), 10)}[
-        request.param
-    ]
+    pooled = request.param.startswith("pooled")
+    make = request.getfixturevalue("pooled_graph" if pooled else "published_graph")
+    graph: BundleGraph = make("base" if pooled else "meta")
+    shape, classes = ((16, 16, 3), 4) if pooled else ((32, 32, 1), 10)
     images = np.random.default_rng(0).integers(0, 256, (40, *shape), dtype=np.uint8)
-    built = graph()
-    data, differences = export_graph(built, images)
-    return Exported(built, data, differences, images, classes)
+    data, differences = export_graph(graph, images)
+    return Exported(graph, data, differences, images, classes)
 
 
 def by_torch(exported: Exported, images: NDArray[np.uint8]) -> dict[str, Tensor]:
@@ -103,13 +60,12 @@ def test_outputs_have_the_documented_names_types_and_shapes(exported: Exported) 
     assert (given.name, given.type) == ("image", "tensor(uint8)")
     assert isinstance(given.shape[0], str)  # symbolic: any number of images
     assert given.shape[1:] == [height, width, channels]
-    vectors = {"base_probabilities", "probabilities", "alpha"}
     assert [output.name for output in session.get_outputs()] == list(exported.graph.outputs)
-    scores = SCORES if exported.graph.ood_scores else DIRICHLET_SCORES
-    assert set(exported.graph.outputs) == {"prediction", *vectors, *scores}
+    vectors = dict.fromkeys(("base_probabilities", "probabilities", "alpha", "meta_alpha"), exported.classes)
+    vectors["fused_terms"] = len(exported.graph.flag_score.names)
     for output in session.get_outputs():
         assert output.type == ("tensor(int64)" if output.name == "prediction" else "tensor(float)")
-        assert output.shape[1:] == ([exported.classes] if output.name in vectors else [])
+        assert output.shape[1:] == ([vectors[output.name]] if output.name in vectors else [])
 
 
 def test_differences_are_reported_and_small(exported: Exported) -> None:
@@ -120,9 +76,10 @@ def test_differences_are_reported_and_small(exported: Exported) -> None:
 
 def test_the_prediction_is_that_of_the_chosen_predictor(exported: Exported) -> None:
     outputs = GraphRunner(exported.data)(exported.images)
-    source = "base_probabilities" if exported.graph.predicts_by == "base" else "alpha"
+    source = "base_probabilities" if exported.graph.predicts_by == "base" else "meta_alpha"
     np.testing.assert_array_equal(outputs["prediction"], outputs[source].argmax(axis=1))
-    assert (outputs["base_probabilities"].argmax(axis=1) != outputs["alpha"].argmax(axis=1)).any()
+    np.testing.assert_array_equal(outputs["prediction"], outputs["alpha"].argmax(axis=1))
+    assert (outputs["base_probabilities"].argmax(axis=1) != outputs["meta_alpha"].argmax(axis=1)).any()
 
 
 def test_base_probabilities_are_the_softmax_of_the_base(exported: Exported) -> None:
@@ -210,7 +167,7 @@ def append_operator(name: str, operator: str, *inputs: Any) -> Tamper:
 @pytest.mark.parametrize(
     ("tamper", "message"),
     [
-        (change_a_weight, "log α by"),
+        (change_a_weight, "log α by|fused_terms by"),
         (swap("entropy", "mutual_information"), "entropy|mutual_information"),
         (append_operator("expected_entropy", "Mul", np.float32(1.01)), "expected_entropy"),
         (append_operator("precision", "Log"), "precision"),
