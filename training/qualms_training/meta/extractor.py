@@ -69,7 +69,8 @@ class Reduce(nn.Module):
         """One tap (N, ...) to (N, D)."""
         if self._only_flattens(tuple(feature.shape[1:])):
             return feature.flatten(1)
-        return torch.cat([self._statistic(name, feature) for name in self.statistics], dim=1).flatten(1)
+        statistics = {"mean": self._mean, "max": self._max, "std": self._deviation}
+        return torch.cat([statistics[name](feature) for name in self.statistics], dim=1).flatten(1)
 
     def output_shape(self, shape: tuple[int, ...]) -> tuple[int]:
         """The shape after reduction of a tap of this shape, both without the batch axis."""
@@ -85,23 +86,24 @@ class Reduce(nn.Module):
             raise RecipeError(f"A tap of shape {shape} cannot be pooled; accepted are (C, H, W) and (D,).")
         return False
 
-    def _statistic(self, name: Statistic, feature: Tensor) -> Tensor:
-        if name == "mean":
-            return self._mean(feature)
-        if name == "max":
-            return self._max(feature)
-        centred = feature - feature.mean((2, 3), keepdim=True)  # avoids cancellation between the two squares below
-        return (self._mean(centred.square()) - self._mean(centred).square()).clamp(min=0).sqrt()
-
     def _mean(self, feature: Tensor) -> Tensor:
         if self.grid == 1:
-            return feature.mean((2, 3))
+            return feature.mean((2, 3), keepdim=True)
         return F.avg_pool2d(feature, self._cell(feature), ceil_mode=True, count_include_pad=False)
 
     def _max(self, feature: Tensor) -> Tensor:
         if self.grid == 1:
-            return feature.amax((2, 3))
+            return feature.amax((2, 3), keepdim=True)
         return F.max_pool2d(feature, self._cell(feature), ceil_mode=True)
+
+    def _deviation(self, feature: Tensor) -> Tensor:
+        """Standard deviations, from a product and a mean because ONNX Runtime is slower at norms and powers."""
+        centred = feature - feature.mean((2, 3), keepdim=True)  # avoids cancellation between the squares below
+        variance = self._mean(centred * centred)
+        if self.grid > 1:  # a cell's mean differs from the image's
+            offset = self._mean(centred)
+            variance = (variance - offset * offset).clamp(min=0)
+        return variance.sqrt()
 
     def _cell(self, feature: Tensor) -> tuple[int, int]:
         return math.ceil(feature.shape[2] / self.grid), math.ceil(feature.shape[3] / self.grid)
