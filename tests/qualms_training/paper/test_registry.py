@@ -53,7 +53,7 @@ def test_an_unknown_setting_is_rejected_by_name() -> None:
         ("knn", "k", "ten", "a valid integer"),
         ("knn", "k", "10", "a valid integer"),
         ("lula", "units", 1.5, "a valid integer"),
-        ("fused", "evidence", "both", "'meta' or 'density'"),
+        ("ours-pooled", "stop", "errors", "'ood' or 'misclassification'"),
     ],
 )
 def test_an_invalid_value_is_rejected_with_the_accepted_ones(key: str, name: str, value: Any, accepted: str) -> None:

@@ -1,4 +1,4 @@
-"""The fused score and evidence from density detect OOD data and keep the base's class."""
+"""The tables' flag score and joined α are those of a bundle's modules."""
 
 from collections.abc import Callable
 
@@ -8,18 +8,14 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from qualms_training.meta.dirichlet import dirichlet_scores
+from qualms_training.meta.flag_score import FlagScore, predicted
+from qualms_training.meta.joined_alpha import JoinedAlpha
 from qualms_training.paper.inputs import LabelledOutputs, PostHocInputs
-from qualms_training.paper.method import MethodOutput
+from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta
 from qualms_training.paper.methods.trained_heads.fused import Fused
 
 DrawOutputs = Callable[..., LabelledOutputs]
 MakePostHocInputs = Callable[..., PostHocInputs]
-
-
-def auroc(method: Fused, draw_outputs: DrawOutputs, score: str, shift: float) -> float:
-    negatives = method.score(draw_outputs(400, seed=3).outputs).scores[score]
-    positives = method.score(draw_outputs(400, seed=4, shift=shift).outputs).scores[score]
-    return float(roc_auc_score(np.arange(800) >= 400, np.concatenate([negatives, positives])))
 
 
 @pytest.fixture
@@ -29,52 +25,62 @@ def fused(make_post_hoc_inputs: MakePostHocInputs) -> Fused:
     return method
 
 
-@pytest.fixture
-def by_density(make_post_hoc_inputs: MakePostHocInputs) -> Fused:
-    method = Fused(evidence="density")
-    method.fit(make_post_hoc_inputs())
-    return method
-
-
-def test_predictions_are_the_bases(fused: Fused, by_density: Fused, draw_outputs: DrawOutputs) -> None:
-    outputs = draw_outputs(60, seed=5).outputs
-    for method in (fused, by_density):
-        np.testing.assert_array_equal(method.score(outputs).predictions, outputs.predictions)
-
-
-def test_fused_score_detects_ood_data(fused: Fused, draw_outputs: DrawOutputs) -> None:
-    assert set(fused.score(draw_outputs(5, seed=5).outputs).scores) == {"fused"}
-    assert auroc(fused, draw_outputs, "fused", shift=3.0) > 0.9
-
-
-def test_fused_score_equals_the_output_of_the_exported_module(fused: Fused, draw_outputs: DrawOutputs) -> None:
-    outputs = draw_outputs(40, seed=5).outputs
-    assert fused.head
-    information = dirichlet_scores(fused.head(outputs)).mutual_information.float()
-    taps = outputs.features.batch(np.arange(40), torch.device("cpu"))
-    with torch.inference_mode():
-        _, expected = fused.ood_scores(torch.from_numpy(outputs.logits).float(), information, taps)
-    np.testing.assert_allclose(fused.score(outputs).scores["fused"], expected, rtol=1e-3, atol=1e-4)
-
-
-def test_evidence_from_density_decreases_with_the_distance_from_the_data(
-    by_density: Fused, draw_outputs: DrawOutputs
+def test_predictions_are_those_of_the_network_that_predicts(
+    make_post_hoc_inputs: MakePostHocInputs, fused: Fused, draw_outputs: DrawOutputs
 ) -> None:
-    near: MethodOutput = by_density.score(draw_outputs(200, seed=5).outputs)
-    far = by_density.score(draw_outputs(200, seed=6, shift=6.0).outputs)
-    assert set(near.scores) == {
-        "fused",
-        "entropy",
-        "mutual_information",
-        "differential_entropy",
-        "precision",
-        "max_probability",
+    outputs = draw_outputs(60, seed=5).outputs
+    np.testing.assert_array_equal(fused.score(outputs).predictions, outputs.predictions)
+    transfer = Fused()
+    transfer.fit(make_post_hoc_inputs(prediction="meta"))
+    expected = transfer.head(outputs).argmax(dim=1)
+    np.testing.assert_array_equal(transfer.score(outputs).predictions, expected)
+    assert (outputs.predictions != expected.numpy()).any()
+
+
+def test_flag_score_and_mutual_information_detect_ood_data(fused: Fused, draw_outputs: DrawOutputs) -> None:
+    known = fused.score(draw_outputs(400, seed=3).outputs).scores
+    ood = fused.score(draw_outputs(400, seed=4, shift=3.0).outputs).scores
+    assert set(known) == {
+        *("fused", "entropy", "mutual_information", "differential_entropy", "precision", "max_probability"),
     }
-    assert np.median(far.scores["precision"]) > np.median(near.scores["precision"])  # negated: larger is less evidence
-    assert auroc(by_density, draw_outputs, "mutual_information", shift=4.0) > 0.9
+    for score in ("fused", "mutual_information", "precision"):
+        assert roc_auc_score(np.arange(800) >= 400, np.concatenate([known[score], ood[score]])) > 0.9
+
+
+def test_scores_equal_those_of_a_bundles_modules_fitted_to_the_same_images(
+    make_post_hoc_inputs: MakePostHocInputs, draw_outputs: DrawOutputs
+) -> None:
+    inputs, outputs = make_post_hoc_inputs(), draw_outputs(40, seed=5).outputs
+    method, meta = Fused(), DirichletMeta()
+    method.fit(inputs)
+    meta.fit(inputs)
+    taps, fit = inputs.train.outputs.features.taps, inputs.fit
+    flag_score = FlagScore([tap.shape[1] for tap in taps], inputs.classes, len(fit.labels))
+    flag_score.fit_density(taps, inputs.train.labels)
+    arrays = fit.outputs.features.logits, meta.head(fit.outputs).numpy(), fit.outputs.features.taps
+    flag_score.fit(*arrays)
+    joined_alpha = JoinedAlpha(inputs.classes, len(fit.labels))
+    joined_alpha.fit(fit.outputs.features.logits, fit.labels, flag_score.of_arrays(*arrays))
+    logits = torch.from_numpy(outputs.logits)
+    features = outputs.features.batch(np.arange(40), torch.device("cpu"))
+    with torch.inference_mode():
+        _, _, expected = flag_score(predicted(logits), meta.head(outputs).double(), features)
+        alpha, _ = joined_alpha(logits, expected)
+    scores = method.score(outputs).scores
+    np.testing.assert_allclose(scores["fused"], expected.squeeze(1), rtol=1e-4, atol=1e-4)
+    information = dirichlet_scores(alpha.log()).mutual_information
+    np.testing.assert_allclose(scores["mutual_information"], information, rtol=1e-3)
+
+
+def test_noisy_copies_of_the_fit_images_are_not_used(make_post_hoc_inputs: MakePostHocInputs) -> None:
+    inputs = make_post_hoc_inputs(meta__stop_task="misclassification")
+    method = Fused()
+    method.fit(inputs)
+    assert method.seen_noise(inputs.recipe, "fused") == []
+    assert method.seen_noise(make_post_hoc_inputs().recipe, "fused") == inputs.recipe.meta.stop_noise
 
 
 def test_fit_returns_how_many_numbers_are_stored(make_post_hoc_inputs: MakePostHocInputs) -> None:
     inputs = make_post_hoc_inputs()
-    density = Fused(evidence="density").fit(inputs)
-    assert Fused().fit(inputs) > density > sum(tap.shape[1] ** 2 for tap in inputs.train.outputs.features.taps)
+    stored, meta_only = Fused().fit(inputs), DirichletMeta().fit(inputs)
+    assert stored - meta_only > sum(tap.shape[1] ** 2 for tap in inputs.train.outputs.features.taps)
