@@ -1,5 +1,6 @@
 """Errors in recipes name the key, the value and what is accepted; the recipes in the package are valid."""
 
+import tomllib
 from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
 from qualms_training.errors import RecipeError
 from qualms_training.fitting.loop import make_optimizer
 from qualms_training.meta.extractor import Reduce
@@ -19,6 +21,7 @@ from qualms_training.recipe import Optimisation, Recipe, available, check_recipe
 
 Alter = Callable[[Mapping[str, Any]], Recipe]
 
+TINY = (resources.files("qualms_training") / "recipes" / "tiny.toml").read_text(encoding="utf-8")
 CLASSES = {"shapes": 4, "mnist": 10, "cifar10": 10, "cifar100": 100}
 
 
@@ -102,9 +105,19 @@ def test_an_unknown_key_is_named_at_any_depth(key: str, tiny: Alter) -> None:
             r"meta\.stop_noise\.0\.1: noise 'fog' is not known; "
             "accepted are permutation, blur, contrast, shuffle, mosaic, blend",
         ),
-        ("meta.stop_score", "mutual_informatoin", r"meta\.stop_score is 'mutual_informatoin'; accepted are entropy"),
-        ("operating.score", "energy", r"operating\.score is 'energy'; accepted are entropy"),
-        ("operating.trust_score", "softmax", r"operating\.trust_score is 'softmax'; accepted are"),
+        (
+            "meta.stop_score",
+            "mutual_informatoin",
+            rf"meta\.stop_score is 'mutual_informatoin'; accepted are {', '.join(DIRICHLET_SCORES)}\.$",
+        ),
+        ("meta.stop_score", "fused", r"meta\.stop_score is 'fused'; accepted are entropy"),
+        ("operating.score", "energy", rf"operating\.score is 'energy'; accepted are {', '.join(SCORES)}\.$"),
+        (
+            "operating.trust_score",
+            "softmax",
+            rf"operating\.trust_score is 'softmax'; accepted are {', '.join(SCORES)}\.$",
+        ),
+        ("distance", "yes please", "distance: .*boolean"),
         ("operating.target_fpr", 0, r"operating\.target_fpr"),
         ("operating.target_risk", 1, r"operating\.target_risk"),
         ("report_targets", [2.0], "report_targets"),
@@ -170,6 +183,52 @@ def test_included_weights_need_a_model_given_as_a_function(tiny: Alter) -> None:
             tiny({**given, "base.model": model})
 
 
+def test_the_default_scores_are_the_flag_score_and_the_error_that_the_classifier_predicts(tiny: Alter) -> None:
+    document = load_recipe("tiny").model_dump(mode="json")
+    assert "score" not in tomllib.loads(TINY)["operating"]
+    for form in ("pooled", "published"):
+        meta = {**document["meta"], "form": form, "branches": ["8-4"] * 2}
+        operating = check_recipe({**document, "meta": meta, "operating": {}}, "mine").operating
+        assert (operating.score, operating.trust_score) == ("fused", "predicted_error")
+    named = {"operating.score": "meta_mutual_information", "operating.trust_score": "max_probability"}
+    assert (tiny(named).operating.score, tiny(named).operating.trust_score) == tuple(named.values())
+
+
+def test_the_distance_is_used_by_default_only_if_the_taps_are_pooled(tiny: Alter) -> None:
+    published = {"meta.form": "published", "meta.branches": ["8-4", "8-4"]}
+    assert tiny({}).uses_distance
+    assert not tiny(published).uses_distance
+    assert tiny({**published, "distance": True}).uses_distance
+    without = tiny({"distance": False})
+    assert not without.uses_distance
+    assert without.scores == [name for name in SCORES if name != "distance"]
+    assert tiny({}).scores == list(SCORES)
+    with pytest.raises(RecipeError, match=r"operating\.score is 'distance'; accepted are entropy, .*, fused\.$"):
+        tiny({"distance": False, "operating.score": "distance"})
+
+
+@pytest.mark.parametrize("fuse", [None, True, False])
+def test_fuse_is_read_as_the_former_name_of_distance(fuse: bool | None) -> None:
+    document = load_recipe("tiny").model_dump(mode="json")
+    del document["distance"]
+    recipe = check_recipe({**document, "fuse": fuse}, "recorded earlier")
+    assert recipe.distance is fuse
+    assert "fuse" not in recipe.model_dump()
+    with pytest.raises(RecipeError, match="fuse: this field is unknown"):
+        check_recipe({**document, "fuse": fuse, "distance": fuse}, "mine")
+
+
+def test_the_default_kl_weight_follows_the_number_of_classes(tiny: Alter) -> None:
+    section = tiny({"meta.kl_weight": None}).meta
+    for classes in (2, 10, 100, 1000):
+        assert 1 / section.kl_weight_for(classes) == pytest.approx(100 * classes)
+    assert section.kl_weight_for(10) == pytest.approx(1e-3)  # the paper's
+    assert tiny({"meta.kl_weight": 0.2}).meta.kl_weight_for(1000) == 0.2
+    document = load_recipe("tiny").model_dump(mode="json")
+    del document["meta"]["kl_weight"]
+    assert check_recipe(document, "mine").meta.kl_weight is None
+
+
 def test_stopping_by_misclassification_needs_a_base_that_predicts(tiny: Alter) -> None:
     assert tiny({}).prediction == "base"
     assert tiny({"prediction": "meta"}).prediction == "meta"
@@ -210,8 +269,7 @@ def test_the_error_for_an_unknown_name_lists_the_recipes() -> None:
 
 
 def test_a_recipe_can_be_loaded_by_path(tmp_path: Path) -> None:
-    text = (resources.files("qualms_training") / "recipes" / "tiny.toml").read_text()
-    (tmp_path / "mine.toml").write_text(text)
+    (tmp_path / "mine.toml").write_text(TINY)
     assert load_recipe(str(tmp_path / "mine.toml")) == load_recipe("tiny")
 
 
