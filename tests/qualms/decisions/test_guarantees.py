@@ -104,13 +104,15 @@ def test_flag_and_joint_risk_hold_for_correlated_scores(
     point = OperatingPoint(FLAG, target_fpr, guarantee, target_risk)
     rates, risks, shares = (np.zeros(draws) for _ in range(3))
     for i in range(draws):
-        rule = rule_or_none(calibrate(population.draw(rng, FIT), population.draw(rng, N)), point)
+        decider = calibrate(population.draw(rng, FIT), population.draw(rng, N))
+        flag = decider.rule(OperatingPoint(FLAG, target_fpr, guarantee)).flag
+        rates[i] = flag.flags(population.flag).mean()
+        rule = rule_or_none(decider, point)
         if rule is not None:
             verdicts = decide(rule, population.outputs)
             assert verdicts.accepts is not None
             assert not (verdicts.accepts & verdicts.flags).any()
-            rates[i], shares[i] = verdicts.flags.mean(), verdicts.accepts.mean()
-            risks[i] = risk(population, verdicts.accepts)
+            risks[i], shares[i] = risk(population, verdicts.accepts), verdicts.accepts.mean()
     if guarantee == "marginal":
         assert rates.mean() <= target_fpr + 4 * rates.std() / math.sqrt(draws)
     else:
