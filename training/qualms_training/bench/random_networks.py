@@ -41,7 +41,7 @@ def random_graph(recipe: Recipe) -> BundleGraph:
     flag_score = FlagScore(_widths(recipe, extractor), CLASSES, count, distance=recipe.uses_distance)
     joined_alpha = JoinedAlpha(CLASSES, count)
     rng = np.random.default_rng(0)
-    flag_score.surprisal.fit(rng.exponential(size=(count, len(flag_score.names))))
+    flag_score.fit_scores(rng.exponential(size=(count, 1 + len(flag_score.names))))
     joined_alpha.surprisal.fit(rng.exponential(size=(count, 1)))
     return BundleGraph(extractor, meta, flag_score, joined_alpha, recipe.prediction).eval()
 

@@ -1,14 +1,18 @@
-"""The flag score: the sum of the surprisals of three uncertainty scores that miss different OOD images.
+"""The flag score: the sum of three terms that detect different OOD images, in standard deviations of in-distribution images.
 
-- `generalised_entropy` of the class probabilities (GEN, Liu et al., CVPR 2023): images between classes;
-- `meta_precision`, the total evidence of the meta-model's α: images whose inner features do not support a class;
-- `distance` of the tapped features from the training data: images of another kind. It counts only beyond the median of
-  in-distribution images, because an ordinary distance says nothing about images of similar classes.
+- `softmax`: the mean of log entropy and log generalised entropy (GEN, Liu et al., CVPR 2023) of the class probabilities, which
+  is large for images between classes;
+- `evidence`: the precision of the meta-model's α, negated, which is large if the inner features do not support any class;
+- `distance` of the tapped features from the training data, which is large for images of another kind.
 
-Surprisals (`surprisal.py`) make the scores comparable, so there are no weights to learn: nothing is fitted but the
-distribution of each score on the fit split, and no noisy or OOD image is used.
+Evidence and distance count only if they are abnormal: a term is 0 up to 1 standard deviation above the mean, and grows
+in steps of its slope until 5. An ordinary distance says nothing about images of similar classes, so adding it in full would
+make the score worse than the softmax for them (SIRC, Xia & Bouganis, ACCV 2022, gates at 3 standard deviations for this
+reason). Means and standard deviations on the fit split are all that is fitted: there are no weights to select, and no noisy
+or OOD image is used.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,15 +20,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from qualms_training.errors import DataError
 from qualms_training.meta.density import Density
 from qualms_training.meta.dirichlet import is_largest
-from qualms_training.meta.surprisal import Surprisal
 
-GAMMA, LARGEST = 0.1, 100
-"""exponent of the generalised entropy and number of classes in it, as its authors chose them"""
-HALVINGS = {"distance": 1}
-"""by term: it counts only beyond this many halvings of the in-distribution images, here beyond their median"""
+GAMMA = 0.1
+"""exponent of the generalised entropy, as its authors chose it"""
+MIN_LARGEST, SHARE_OF_CLASSES = 10, 0.1
+"""the generalised entropy sums over this share of the classes, as its authors do for 1,000, but at least over ten"""
+GATE = (1.0, 2.0, 3.0, 4.0, 5.0)
+"""standard deviations above the mean at which the slope of evidence and distance grows, by a fifth each time"""
+LOWEST = 100.0
+"""standard deviations below the mean at which the softmax term ends; with it, that term is a ramp like the others"""
+MIN_ENTROPY = 1e-30
+"""limit of both entropies, so that their logarithms are finite"""
+MIN_IMAGES = 32
+"""fit images below which mean and standard deviation would be mostly chance"""
 ROWS = 4096
 """rows per batch when arrays are scored"""
 
@@ -34,6 +47,8 @@ class Predicted(NamedTuple):
 
     probabilities: Tensor
     """(N, K)"""
+    logarithms: Tensor
+    """(N, K), of the probabilities"""
     is_top: Tensor
     """(N, K), true for the predicted class"""
     error: Tensor
@@ -44,30 +59,52 @@ def predicted(logits: Tensor) -> Predicted:
     """Logits (N, K) in float64 to probabilities; the predicted class is the first largest logit."""
     probabilities = logits.softmax(dim=-1)
     is_top = is_largest(logits)
-    return Predicted(probabilities, is_top, torch.where(is_top, 0.0, probabilities).sum(dim=-1, keepdim=True))
+    error = torch.where(is_top, 0.0, probabilities).sum(dim=-1, keepdim=True)
+    return Predicted(probabilities, logits.log_softmax(dim=-1), is_top, error)
 
 
 def generalised_entropy(prediction: Predicted) -> Tensor:
     """Σ (p (1 − p))^γ over the largest probabilities, (N, 1)."""
     p = prediction.probabilities
     products = p * torch.where(prediction.is_top, prediction.error, 1.0 - p)
-    if p.shape[-1] > LARGEST:  # p (1 − p) has the same largest elements as p
-        products = products.topk(LARGEST, dim=-1).values
+    largest = max(MIN_LARGEST, math.ceil(SHARE_OF_CLASSES * p.shape[-1]))
+    if p.shape[-1] > largest:  # p (1 − p) has the same largest elements as p
+        products = products.topk(largest, dim=-1).values
     return products.pow(GAMMA).sum(dim=-1, keepdim=True)
 
 
 class FlagScore(nn.Module):
     """Class probabilities, log α of the meta-model and reduced taps of N images to the flag score."""
 
+    inner: Tensor
+    """(R, S) from the S scores to the R ramps: one for the softmax term, five for each other term"""
+    inner_bias: Tensor
+    """(R,)"""
+
     def __init__(self, widths: Sequence[int], classes: int, fit_images: int, *, distance: bool = True) -> None:
         super().__init__()
+        if fit_images < MIN_IMAGES:
+            raise DataError(f"The fit split has {fit_images} images; the flag score needs {MIN_IMAGES} or more.")
         self.density = Density(widths, classes) if distance else None
-        self.surprisal = Surprisal(len(self.names), fit_images)
+        gated = len(self.names) - 1
+        ramps = 1 + gated * len(GATE)
+        self.register_buffer("inner", torch.zeros(ramps, 2 + gated, dtype=torch.float64))
+        self.register_buffer("inner_bias", torch.zeros(ramps, dtype=torch.float64))
+        outer = torch.zeros(1 + gated, ramps, dtype=torch.float64)
+        outer[0, 0] = 1.0
+        for term in range(gated):
+            outer[1 + term, 1 + term * len(GATE) : 1 + (term + 1) * len(GATE)] = 1 / len(GATE)
+        self.outer: Tensor
+        self.outer_bias: Tensor
+        self.register_buffer("outer", outer, persistent=False)
+        self.register_buffer(
+            "outer_bias", torch.tensor([-LOWEST] + [0.0] * gated, dtype=torch.float64), persistent=False
+        )
 
     @property
     def names(self) -> list[str]:
         """Names of the terms, in the order of `forward`."""
-        return ["generalised_entropy", "meta_precision", *(["distance"] if self.density is not None else [])]
+        return ["softmax", "evidence", *(["distance"] if self.density is not None else [])]
 
     def fit_density(self, taps: Sequence[NDArray[Any]], labels: NDArray[np.int64]) -> None:
         """Fit the distance to the training images."""
@@ -75,17 +112,31 @@ class FlagScore(nn.Module):
             self.density.fit([np.asarray(tap, dtype=np.float32) for tap in taps], labels)
 
     def fit(self, logits: NDArray[np.float32], log_alpha: NDArray[Any], taps: Sequence[NDArray[Any]]) -> None:
-        """Learn the distribution of each score on the images of the fit split."""
+        """Learn mean and standard deviation of each score on the images of the fit split."""
 
         def scores(prediction: Predicted, z: Tensor, features: Sequence[Tensor]) -> Tensor:
             return self.scores(prediction, z, None if self.density is None else self.density(features))
 
-        values = self._in_batches(scores, logits, log_alpha, taps)
-        self.surprisal.fit(values, [HALVINGS.get(name, 0) for name in self.names])
+        self.fit_scores(self._in_batches(scores, logits, log_alpha, taps))
+
+    def fit_scores(self, scores: NDArray[np.float64]) -> None:
+        """`fit` from the results of `scores`, (N, S)."""
+        means, deviations = scores.mean(axis=0), np.maximum(scores.std(axis=0), np.finfo(np.float32).tiny)
+        inner, bias = np.zeros(self.inner.shape), np.zeros(self.inner_bias.shape)
+        inner[0, :2] = 0.5 / deviations[:2]
+        bias[0] = LOWEST - 0.5 * (means[:2] / deviations[:2]).sum()
+        for column in range(2, scores.shape[1]):
+            rows = slice(1 + (column - 2) * len(GATE), 1 + (column - 1) * len(GATE))
+            inner[rows, column] = 1 / deviations[column]
+            bias[rows] = -means[column] / deviations[column] - np.array(GATE)
+        self.inner.copy_(torch.from_numpy(inner))
+        self.inner_bias.copy_(torch.from_numpy(bias))
 
     def scores(self, prediction: Predicted, log_alpha: Tensor, distance: Tensor | None) -> Tensor:
-        """The scores that are summed, (N, J) float64, larger for more uncertain images."""
-        columns = [generalised_entropy(prediction), -log_alpha.logsumexp(dim=-1, keepdim=True)]
+        """Log entropy, log generalised entropy, negated log precision of the meta-model and distance, (N, S) float64."""
+        entropy = -(prediction.probabilities * prediction.logarithms).sum(dim=-1, keepdim=True)
+        both = torch.cat([entropy, generalised_entropy(prediction)], dim=1).clamp(min=MIN_ENTROPY).log()
+        columns = [both, -log_alpha.logsumexp(dim=-1, keepdim=True)]
         if distance is not None:
             columns.append(distance.double())
         return torch.cat(columns, dim=1)
@@ -95,8 +146,12 @@ class FlagScore(nn.Module):
     ) -> tuple[Tensor | None, Tensor, Tensor]:
         """The distance (N, 1), the terms (N, J) and their sum (N, 1); log α (N, K) is float64."""
         distance = None if self.density is None else self.density(taps)
-        terms: Tensor = self.surprisal(self.scores(prediction, log_alpha, distance))
+        terms = self.terms(self.scores(prediction, log_alpha, distance))
         return distance, terms, terms.sum(dim=-1, keepdim=True)
+
+    def terms(self, scores: Tensor) -> Tensor:
+        """The terms (N, J) from the scores (N, S)."""
+        return F.linear(F.relu(F.linear(scores, self.inner, self.inner_bias)), self.outer, self.outer_bias)
 
     def of_arrays(
         self, logits: NDArray[np.float32], log_alpha: NDArray[Any], taps: Sequence[NDArray[Any]]

@@ -7,7 +7,6 @@ two matrix products and one ReLU for all scores together.
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -47,12 +46,8 @@ class Surprisal(nn.Module):
         copies = torch.eye(scores, dtype=torch.float64).repeat_interleave(count, dim=0)
         self.register_buffer("copies", copies, persistent=False)
 
-    def fit(self, scores: NDArray[np.float64], halvings: Sequence[int] = ()) -> None:
-        """Set the ramps from the scores of in-distribution images, (N, J).
-
-        With `halvings`, one number h per score, the score counts only beyond its quantile 1 − 0.5^h: its surprisal is 0
-        below and smaller by h · log 2 above.
-        """
+    def fit(self, scores: NDArray[np.float64]) -> None:
+        """Set the ramps from the scores of in-distribution images, (N, J)."""
         count = len(self.knots) // scores.shape[1]
         # Half of the images beyond a quantile are beyond the next one.
         knots = np.quantile(scores, 1 - 0.5 ** np.arange(count), axis=0).T
@@ -63,8 +58,6 @@ class Surprisal(nn.Module):
         excess = [values[values >= start].mean() - start for values, start in zip(scores.T, knots[:, -2], strict=True)]
         outer = np.array([1 / value if value > 0 else 1.0 for value in excess])
         segments = np.column_stack([inner, outer])
-        for row, skipped in zip(segments, halvings, strict=False):
-            row[:skipped] = 0.0
         reach = REACH * widths[:, 0]
         starts = np.column_stack([knots[:, 0] - reach, knots[:, 1:]])
         changes = np.diff(segments, axis=1, prepend=0.0)
