@@ -56,7 +56,7 @@ SCORES: Mapping[str, ScoreSpec] = MappingProxyType(
         "meta_mutual_information": ScoreSpec(kind="epistemic", direction="higher"),
         # squared distance of the tapped features from the nearest class
         "distance": ScoreSpec(kind="epistemic", direction="higher"),
-        # sum of the surprisals of several scores, in nats
+        # sum of the terms of the flag score, in standard deviations of in-distribution images
         "fused": ScoreSpec(kind="total", direction="higher"),
     }
 )

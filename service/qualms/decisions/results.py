@@ -115,7 +115,7 @@ class MetaDirichlet(ReplyPart):
 
 
 class Explanation(ReplyPart):
-    """The terms whose sum is the score `fused`, in nats, and the meta-model's own distribution."""
+    """The terms whose sum is the score `fused`, and the meta-model's own distribution."""
 
     flag_terms: dict[str, float]
     meta: MetaDirichlet
