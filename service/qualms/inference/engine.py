@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,6 +72,7 @@ class Engine:
                 raise
             _log.warning("CUDA is available but does not work; running on the CPU", extra={"reason": str(error)})
             self._use(*_open(bundle.graph, "cpu", threads))
+        _log.info("nodes by execution provider", extra={"model": bundle.manifest.name, "nodes": self.nodes()})
 
     def _use(self, session: Any, provider: str) -> None:
         """Check the inputs, outputs and golden vectors of a session, and measure its cost."""
@@ -85,6 +87,16 @@ class Engine:
             raise
         except Exception as error:  # the errors of ONNX Runtime have no common base class
             raise BundleError(f"{self.bundle.path} cannot be run on {provider}: {first_line(error)}.") from error
+
+    def nodes(self) -> dict[str, int]:
+        """The number of nodes that each execution provider runs, counted before nodes are fused.
+
+        With `auto`, nodes that CUDA cannot run are on the CPU, and each costs copies between the devices.
+        """
+        counts = Counter[str]()
+        for part in self.session.get_provider_graph_assignment_info():
+            counts[part.ep_name] += len(part.get_nodes())
+        return dict(counts)
 
     def run(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
         """Outputs in the order of `self.outputs` for images (N, H, W, C)."""
@@ -182,6 +194,7 @@ def _options(ort: Any, threads: int) -> Any:
     options.log_severity_level = 3
     # Spinning threads would take the cores that decoding and the event loop need.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for Engine.nodes
     return options
 
 

@@ -55,7 +55,9 @@ class CudaRuntime:
         self.opened.append((options, providers))
         if providers == [CPU]:
             return onnxruntime.InferenceSession(graph, options, providers=[CPU])
-        real = onnxruntime.InferenceSession(graph, providers=[CPU])
+        recorded = onnxruntime.SessionOptions()
+        recorded.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        real = onnxruntime.InferenceSession(graph, recorded, providers=[CPU])
         if self.error is not None:
             raise self.error
 
@@ -63,8 +65,20 @@ class CudaRuntime:
             values: list[NDArray[Any]] = real.run(names, feed)
             return [value + 1 for value in values] if self.wrong else values
 
+        def placed() -> list[Any]:
+            """All nodes but the first on CUDA."""
+            parts = real.get_provider_graph_assignment_info()
+            return [
+                SimpleNamespace(ep_name=CUDA if part else CPU, get_nodes=parts[part].get_nodes)
+                for part in range(len(parts))
+            ]
+
         return SimpleNamespace(
-            get_providers=lambda: [self.provider], get_inputs=real.get_inputs, get_outputs=real.get_outputs, run=run
+            get_providers=lambda: [self.provider],
+            get_inputs=real.get_inputs,
+            get_outputs=real.get_outputs,
+            get_provider_graph_assignment_info=placed,
+            run=run,
         )
 
 
@@ -331,6 +345,25 @@ def test_both_distributions_of_onnx_runtime_are_a_warning_or_with_cuda_an_error(
         assert "both onnxruntime and onnxruntime-gpu are installed, which disables CUDA" in caplog.text
         with pytest.raises(DeviceError, match=r"^Both onnxruntime and onnxruntime-gpu .*; remove onnxruntime\.$"):
             Engine(bundle, "cuda", threads=1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_the_number_of_nodes_by_provider_is_logged(
+    bundle: Bundle,
+    model: onnx.ModelProto,
+    cuda_runtime: Callable[..., CudaRuntime],
+    caplog: pytest.LogCaptureFixture,
+    device: Any,
+) -> None:
+    cuda_runtime()
+    with caplog.at_level(logging.INFO, "qualms.engine"):
+        engine = Engine(bundle, device, threads=1, max_batch=1)
+    (record,) = caplog.records
+    assert (record.getMessage(), record.__dict__["model"]) == ("nodes by execution provider", "tiny")
+    total = len(model.graph.node)
+    assert (
+        record.__dict__["nodes"] == engine.nodes() == ({CPU: total} if device == "cpu" else {CPU: 1, CUDA: total - 1})
+    )
 
 
 def test_a_real_gpu_gives_the_results_of_the_cpu(
