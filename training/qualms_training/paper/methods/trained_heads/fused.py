@@ -1,10 +1,12 @@
 """A bundle's flag score and its joined α, with the modules of the bundle itself."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from qualms_training.meta.flag_score import FlagScore
 from qualms_training.meta.joined_alpha import JoinedAlpha
@@ -15,6 +17,19 @@ from qualms_training.paper.methods.trained_heads.dirichlet_meta import Dirichlet
 from qualms_training.recipe import Recipe
 
 
+class JoinedOutputs(NamedTuple):
+    """Everything that flag score and joined α of N images are made of."""
+
+    logits: NDArray[np.float32]
+    """of the network that predicts, (N, K)"""
+    log_alpha: NDArray[np.float32]
+    """of the meta-model, (N, K)"""
+    flag_scores: NDArray[np.float64]
+    """(N,)"""
+    alpha: Tensor
+    """the joined α, (N, K) float64"""
+
+
 @dataclass
 class Fused(PostHocMethod):
     """The flag score and the scores of the joined α."""
@@ -23,6 +38,10 @@ class Fused(PostHocMethod):
         """Train the meta-model, fit the density on the training images, and the rest on the fit split."""
         meta = DirichletMeta()
         size = meta.fit(inputs)
+        return size + self.fit_with(meta, inputs)
+
+    def fit_with(self, meta: DirichletMeta, inputs: PostHocInputs) -> int:
+        """Fit everything but the meta-model, which is trained already; return how many numbers that stores."""
         self.head, self.predicts_by = meta.head, inputs.recipe.prediction
         taps, fit = inputs.train.outputs.features.taps, inputs.fit
         count = len(fit.labels)
@@ -30,9 +49,10 @@ class Fused(PostHocMethod):
         self.flag_score.fit_density(taps, inputs.train.labels)
         logits, log_alpha = self._networks(fit.outputs)
         self.flag_score.fit(logits, log_alpha, fit.outputs.features.taps)
+        flag_scores = self.flag_score.of_arrays(logits, log_alpha, fit.outputs.features.taps)
         self.joined_alpha = JoinedAlpha(inputs.classes, count)
-        self.joined_alpha.fit(logits, fit.labels, self._flag_score(fit.outputs))
-        return size + sum(tensor.numel() for tensor in (*self.flag_score.buffers(), *self.joined_alpha.buffers()))
+        self.joined_alpha.fit(logits, fit.labels, flag_scores)
+        return sum(tensor.numel() for tensor in (*self.flag_score.buffers(), *self.joined_alpha.buffers()))
 
     def seen_noise(self, recipe: Recipe, score: str) -> NoiseChains:
         """The noisy copies that stop the training of the meta-model."""
@@ -40,18 +60,22 @@ class Fused(PostHocMethod):
 
     def score(self, outputs: BaseOutputs) -> MethodOutput:
         """The served classes, the flag score and all scores of the joined α."""
-        logits, _ = self._networks(outputs)
-        fused = self._flag_score(outputs)
+        joined = self.joined(outputs)
+        scores = {"fused": joined.flag_scores, **dirichlet_output(joined.alpha.log()).scores}
+        return MethodOutput(np.asarray(joined.logits.argmax(axis=1), dtype=np.int64), scores)
+
+    def joined(self, outputs: BaseOutputs) -> JoinedOutputs:
+        """Flag score and joined α, with the outputs of both networks."""
+        logits, log_alpha = self._networks(outputs)
+        flag_scores = self.flag_score.of_arrays(logits, log_alpha, outputs.features.taps)
         with torch.inference_mode():
-            alpha, _ = self.joined_alpha(torch.from_numpy(logits).double(), torch.from_numpy(fused).unsqueeze(1))
-        scores = dirichlet_output(alpha.log()).scores
-        return MethodOutput(np.asarray(logits.argmax(axis=1), dtype=np.int64), {"fused": fused, **scores})
+            alpha, _ = self.joined_alpha(torch.from_numpy(logits).double(), torch.from_numpy(flag_scores).unsqueeze(1))
+        return JoinedOutputs(logits, log_alpha, flag_scores, alpha)
 
     def _networks(self, outputs: BaseOutputs) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Logits of the network that predicts, and log α of the meta-model, (N, K) each."""
         log_alpha = self.head(outputs).float().numpy()
-        base_logits = np.asarray(outputs.features.logits, dtype=np.float32)
+        base_logits = np.array(
+            outputs.features.logits, dtype=np.float32
+        )  # a copy: PyTorch warns about read-only arrays
         return (base_logits if self.predicts_by == "base" else log_alpha), log_alpha
-
-    def _flag_score(self, outputs: BaseOutputs) -> NDArray[np.float64]:
-        return self.flag_score.of_arrays(*self._networks(outputs), outputs.features.taps)

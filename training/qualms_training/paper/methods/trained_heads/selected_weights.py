@@ -39,7 +39,11 @@ class SelectedWeights(PostHocMethod):
         """Train the meta-model, fit the density, and select the weights on the fit split."""
         meta = DirichletMeta()
         size = meta.fit(inputs)
-        self.head = meta.head
+        return size + self.fit_with(meta, inputs)
+
+    def fit_with(self, meta: DirichletMeta, inputs: PostHocInputs) -> int:
+        """Fit everything but the meta-model, which is trained already; return how many numbers that stores."""
+        self.head, self.predicts_by = meta.head, inputs.recipe.prediction
         taps, fit = inputs.train.outputs.features.taps, inputs.fit
         self.density = Density([tap.shape[1] for tap in taps], inputs.classes)
         self.density.fit([np.asarray(tap, dtype=np.float32) for tap in taps], inputs.train.labels)
@@ -47,17 +51,21 @@ class SelectedWeights(PostHocMethod):
         self.surprisal = Surprisal(scores.shape[1], len(scores))
         self.surprisal.fit(scores)
         noisy = {kind: self._surprisals(outputs) for kind, outputs in inputs.noisy_fit().items()}
-        wrong = fit.outputs.predictions != fit.labels
+        wrong = self._predictions(fit.outputs) != fit.labels
         self.weights = select(SelectionData(self._surprisals(fit.outputs), wrong, noisy))
-        return size + sum(tensor.numel() for tensor in (*self.density.buffers(), *self.surprisal.buffers()))
+        return sum(tensor.numel() for tensor in (*self.density.buffers(), *self.surprisal.buffers()))
 
     def seen_noise(self, recipe: Recipe, score: str) -> NoiseChains:
         """Every noise, because the weights are selected by them, and the meta-model's stopping noise."""
         return [*DirichletMeta().seen_noise(recipe, score), *([kind] for kind in NOISES)]
 
     def score(self, outputs: BaseOutputs) -> MethodOutput:
-        """The base's classes and the weighted sum."""
-        return MethodOutput(outputs.predictions, {"fused": self._surprisals(outputs) @ self.weights})
+        """The served classes and the weighted sum."""
+        return MethodOutput(self._predictions(outputs), {"fused": self._surprisals(outputs) @ self.weights})
+
+    def _predictions(self, outputs: BaseOutputs) -> NDArray[np.int64]:
+        """Classes of the network that predicts, (N,)."""
+        return outputs.predictions if self.predicts_by == "base" else self.head(outputs).argmax(dim=1).numpy()
 
     def _scores(self, outputs: BaseOutputs) -> Array:
         """The scores that are summed, (N, J)."""
