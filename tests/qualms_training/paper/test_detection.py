@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from qualms_training.errors import ModelError
-from qualms_training.paper.detection import measure
+from qualms_training.paper.detection import detect, measure
 from qualms_training.paper.method import MethodOutput
 
 RNG = np.random.default_rng(0)
@@ -33,6 +33,12 @@ def test_metrics_of_ood_sets_and_errors_agree_with_scikit_learn() -> None:
         wrong = np.arange(200) < count
         assert errors["score"].auroc == pytest.approx(100 * roc_auc_score(wrong, test.scores["score"]))
     assert (measured.error_rate, measured.base_error_rate) == (15.0, 25.0)
+
+
+def test_detected_is_the_share_beyond_the_score_that_one_percent_of_the_negatives_exceed() -> None:
+    negatives, positives = np.arange(1000.0), np.array([0.0, 989.0, 990.0, 2000.0, 2000.0])
+    assert detect(negatives, positives).detected == 60.0
+    assert detect(np.zeros(1000), np.zeros(5)).detected == 0.0
 
 
 def test_without_errors_there_are_no_error_detections() -> None:

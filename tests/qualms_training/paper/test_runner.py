@@ -1,4 +1,4 @@
-"""A benchmark gives the same figures as a training run, and saved results are not computed copy_of_done."""
+"""A benchmark gives the same figures as a training run, and saved results are not computed again."""
 
 import csv
 import io
@@ -26,11 +26,13 @@ from qualms_training.paper.runner import JobResult, MethodRun, Run
 
 pytestmark = pytest.mark.slow
 
-METHODS = ("base", "ours", "ours-pooled", "energy", "vim", "pixels")
+METHODS = ("base", "ours", "ours-pooled", "fused", "energy", "vim", "pixels")
 CPU = torch.device("cpu")
 
 
-def tables(out: Path, *only: str, benchmark: Benchmark | None = None, seeds: int = 1) -> tuple[Document, str]:
+def tables(
+    out: Path, *only: str, benchmark: Benchmark | None = None, seeds: int = 1, keep: Path | None = None
+) -> tuple[Document, str]:
     printed = io.StringIO()
     document = make_tables(
         benchmark or load_benchmark("tiny"),
@@ -40,6 +42,7 @@ def tables(out: Path, *only: str, benchmark: Benchmark | None = None, seeds: int
         device=CPU,
         seeds=seeds,
         only=only or METHODS,
+        keep=keep,
         display=Display(Console(file=printed, width=250)),
     )
     return document, printed.getvalue()
@@ -68,17 +71,23 @@ def copy_of_done(done: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(done, tmp_path / "copy"))
 
 
-def test_figures_of_the_meta_model_and_the_base_agree_with_the_training_run(done: Path, tiny_run: Path) -> None:
+def test_figures_of_flag_score_alpha_meta_model_and_base_agree_with_the_training_run(
+    done: Path, tiny_run: Path
+) -> None:
     """Compares figures from PyTorch with those of the exported bundle in ONNX Runtime."""
-    measured = result(done, "ours-pooled").measured
-    assert measured
+    meta, fused = (result(done, key).measured for key in ("ours-pooled", "fused"))
+    assert meta
+    assert fused
+    rows = {score: (fused, score) for score in ("entropy", "mutual_information", "precision", "fused")}
+    rows["meta_mutual_information"] = (meta, "mutual_information")
     evaluation = json.loads((tiny_run / "seed-0" / "evaluation.json").read_text())
     compared = 0
     for row in evaluation["ood"]:
-        if row["score"] in ("entropy", "mutual_information", "precision") and "itself" not in row["data"]:
-            assert measured.ood[row["data"]][row["score"]].auroc == pytest.approx(row["auroc"], abs=0.05)
+        if row["score"] in rows and "itself" not in row["data"]:
+            measured, score = rows[row["score"]]
+            assert measured.ood[row["data"]][score].auroc == pytest.approx(row["auroc"], abs=0.05)
             compared += 1
-    assert compared == 9
+    assert compared == 15
     base = result(done, "base").measured
     assert base
     assert base.error_rate == pytest.approx(100 - evaluation["base_accuracy"])
@@ -88,7 +97,7 @@ def test_figures_of_the_meta_model_and_the_base_agree_with_the_training_run(done
 
 
 def test_auroc_of_the_set_against_itself_is_fifty_under_the_fair_protocol(done: Path) -> None:
-    for key in ("base", "ours-pooled", "energy", "vim", "pixels"):
+    for key in ("base", "ours-pooled", "fused", "energy", "vim", "pixels"):
         measured = result(done, key).measured
         assert measured
         for score, detection in measured.ood["shapes (itself)"].items():
@@ -121,10 +130,10 @@ def test_seen_noise_is_marked_and_explained_in_every_file(done: Path) -> None:
     )
     for document in (text, page):
         assert "† marks figures on noise that the row has seen" in document
-        assert "permutation + blur + contrast by `ours-pooled`." in document
+        assert "permutation + blur + contrast by `ours-pooled`, `fused`." in document
     rows = list(csv.DictReader((done / "tiny.csv").read_text().splitlines()))
     seen = {(row["method"], row["column"]) for row in rows if row["seen_noise"] == "1" and row["table"] == "ood"}
-    assert seen == {("Ours, pooled form", "corrupted")}
+    assert seen == {("Ours, pooled form", "corrupted"), ("Flag score and joined α", "corrupted")}
     (line,) = [line for line in text.partition("protocol as-published")[0].splitlines() if "pooled form · MI" in line][
         :1
     ]
@@ -142,6 +151,27 @@ def test_a_second_run_uses_all_saved_results(copy_of_done: Path, monkeypatch: py
     assert f"{len(before)} of {len(before)} results exist" in printed
     assert times(copy_of_done) == before
     assert len(before) == 2 * len(METHODS)
+
+
+def test_rows_of_earlier_tables_are_kept_for_methods_without_results(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done / "cache", tmp_path / "cache")
+    earlier = tmp_path / "earlier.csv"
+    earlier.write_text((done / "tiny.csv").read_text().replace("Pixels alone", "Gone"))
+    document, _ = tables(tmp_path, "energy", keep=earlier)
+    (sentence,) = [paragraph for paragraph in document.head if "earlier.csv`, an" in paragraph]
+    assert "for them: Base Model; Ours, pooled form; Flag score and joined α; ViM; they are not compared" in sentence
+    assert str(tmp_path) not in document.markdown()
+    assert "permutation + blur + contrast by `ours-pooled`, `fused`." in " ".join(document.head)
+    assert "Rows of Gone in `earlier.csv`: not kept: there is no such method any more." in document.notes
+    assert any(paragraph.endswith("over 1 seed(s).") for paragraph in document.head)  # both have the same base
+    fields = ("protocol", "table", "method", "score", "column", "metric", "mean", "seeds", "missing", "seen_noise")
+    old, new = (
+        [tuple(row[name] for name in fields) for row in csv.DictReader(text.splitlines())]
+        for text in ((done / "tiny.csv").read_text(), document.csv())
+    )
+    for method in ("Base Model", "Ours, pooled form", "ViM", "Energy"):
+        rows = [row for row in old if row[2] == method and row[1] != "cost" and "detected" not in row[4] + row[5]]
+        assert rows == [row for row in new if row in rows]
 
 
 def test_only_jobs_with_a_damaged_result_or_changed_settings_are_run_again(copy_of_done: Path) -> None:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from qualms_training.data.noise import CORRUPTION, apply_noise, corrupt
-from qualms_training.paper.detection import Detection, Measurements
-from qualms_training.paper.document import Table, TableRow
+from qualms_training.paper.detection import TABLE_METRICS, Detection, Measurements
+from qualms_training.paper.document import Cell, Summary, Table, TableRow
+from qualms_training.paper.kept_rows import KeptRows
 from qualms_training.paper.registry import methods_for
 from qualms_training.paper.runner import JobResult
 from qualms_training.paper.tables import (
@@ -24,7 +25,7 @@ from qualms_training.paper.tables import (
 
 
 def detections(value: float, *scores: str) -> dict[str, Detection]:
-    return {score: Detection(auroc=value, aupr=value - 1, fpr95=100 - value) for score in scores}
+    return {score: Detection(auroc=value, aupr=value - 1, fpr95=100 - value, detected=value - 3) for score in scores}
 
 
 def result(value: float, *scores: str) -> JobResult:
@@ -132,8 +133,8 @@ def test_ablations_use_the_papers_other_name_of_tiny_imagenet(results: ProtocolR
 
 def test_error_tables_are_about_the_methods_own_errors_or_the_bases(results: ProtocolResults) -> None:
     own, bases = error_table(results, own=True), error_table(results, own=False)
-    assert texts(own, "LULA · MaxP") == ["2.00", "95.0 ● (94.5)", "94.0 (47.3)", "5.0 ●"]
-    assert texts(bases, "LULA · MaxP") == ["1.00", "93.0 ●", "92.0 ●", "7.0 ●"]
+    assert texts(own, "LULA · MaxP") == ["2.00", "95.0 ● (94.5)", "94.0 (47.3)", "5.0 ●", "92.0 ●"]
+    assert texts(bases, "LULA · MaxP") == ["1.00", "93.0 ●", "92.0 ●", "7.0 ●", "90.0 ●"]
 
 
 def test_aupr_of_own_errors_is_not_rated(results: ProtocolResults) -> None:
@@ -215,6 +216,41 @@ def test_noise_columns_are_marked_if_the_noise_was_seen_alone_or_in_a_chain(nois
     assert texts(table, "Evidence by density · fused")[:3] == ["93.0 †", "93.0 †", "93.0"]
 
 
+@pytest.fixture
+def kept(results: ProtocolResults) -> ProtocolResults:
+    """Results beside earlier tables that have figures of PostNet, of the base and of a method that exists no more."""
+
+    def row(score: str, **figures: float) -> dict[str, dict[str, Cell]]:
+        return {score: {name: Cell(kept=Summary(mean, 0.5, 5)) for name, mean in figures.items()}}
+
+    ood = {"Base Model": row("Ent", svhn=1.0), "PostNet": row("MI", svhn=77.7, lsun=66.6), "Gone": row("Ent", svhn=1.0)}
+    noise = {"KNN": row("distance", blur=70.0, errors=60.0, mean=65.0, worst=60.0, merit=62.5)}
+    return replace(results, kept=KeptRows({("ood", "AUROC"): ood, ("noise", "AUROC"): noise}))
+
+
+def test_only_methods_without_results_have_the_rows_of_earlier_tables(kept: ProtocolResults) -> None:
+    table = all_tables(kept)[0]
+    assert texts(table, "Base Model · Ent")[0] == "90.5 ± 0.5 (86.4)"
+    assert texts(table, "PostNet · MI") == ["77.7 ± 0.5", "66.6 ± 0.5", "–", "–", "–", "–"]
+    assert "Gone" not in {row.method for row in table.rows}
+    assert not any(line.startswith("PostNet") for line in reasons(kept))
+
+
+def test_the_noise_table_of_earlier_tables_is_kept_without_new_results(kept: ProtocolResults) -> None:
+    table = all_tables(kept)[-1]
+    assert (table.name, table.columns) == ("noise", ["blur", "errors", "mean", "worst", "merit"])
+    assert texts(table, "KNN · distance")[-1] == "62.5 ± 0.5"
+
+
+def test_a_metric_that_a_saved_result_lacks_is_an_empty_cell(results: ProtocolResults) -> None:
+    made = result(90, "entropy")
+    assert made.measured
+    old = {"svhn": {"entropy": Detection(auroc=90.0, aupr=89.0, fpr95=10.0)}}
+    measured = made.measured.model_copy(update={"ood": old})
+    saved = replace(results, by_method={"base": {0: made.model_copy(update={"measured": measured})}})
+    assert texts(ood_table(saved, "detected"), "Base Model · Ent") == ["–", "not available", "–", "–", "–", "–"]
+
+
 def test_cost_table_has_times_and_stored_numbers(results: ProtocolResults) -> None:
     assert texts(cost_table(results), "LULA") == ["2.0", "1,000.0", "7"]
 
@@ -240,15 +276,14 @@ def test_transfer_table_has_accuracy_every_set_and_the_papers_sets_without_data(
     (table,) = all_tables(transfer)
     assert table.columns == [
         "accuracy",
-        *("fashion_mnist AUROC", "fashion_mnist AUPR", "fashion_mnist FPR95"),
-        *("svhn AUROC", "svhn AUPR", "svhn FPR95"),
+        *(f"{name} {metric}" for name in ("fashion_mnist", "svhn") for metric in TABLE_METRICS.values()),
         "cifar10 (itself)",
         *("STL10 accuracy", "STL10, fashion_mnist AUROC", "STL10, fashion_mnist AUPR"),
     ]
     assert texts(table, "Ours, pooled form · MI") == [
         "98.0 ± 0.0 ● (86.6)",
-        *("not available (90.8)", "not available (89.9)", "not available"),
-        *("90.5 ± 0.5 ●", "89.5 ± 0.5 ●", "9.5 ± 0.5 ●"),
+        *("not available (90.8)", "not available (89.9)", "not available", "not available"),
+        *("90.5 ± 0.5 ●", "89.5 ± 0.5 ●", "9.5 ± 0.5 ●", "87.5 ± 0.5 ●"),
         "50.0 ± 0.0",
         *("not available (47.2)", "not available (90.2)", "not available (88.7)"),
     ]

@@ -11,6 +11,12 @@ from qualms_training.errors import ModelError
 from qualms_training.paper.method import MethodOutput
 from qualms_training.paper.noise_merit import ERRORS
 from qualms_training.reporting.evaluation import detection
+from qualms_training.reporting.report import METRICS
+
+FALSE_ALARMS = 0.01
+"""share of in-distribution images beyond the threshold of `Detection.detected`"""
+TABLE_METRICS = {**METRICS, "detected": f"detected at {100 * FALSE_ALARMS:g} % false alarms"}
+"""names of the fields of `Detection` in the tables"""
 
 
 class Detection(BaseModel):
@@ -21,6 +27,8 @@ class Detection(BaseModel):
     auroc: float
     aupr: float
     fpr95: float
+    detected: float | None = None
+    """share of positives beyond the threshold that 1 % of the negatives exceed; None in results of earlier versions"""
 
 
 Detections = dict[str, Detection]
@@ -60,14 +68,14 @@ def measure(
     columns that consist of test images are compared with the remaining ones.
     """
     test = verdicts["test"]
-    _check_finite(verdicts)
+    check_finite({column: verdict.scores for column, verdict in verdicts.items()})
     own_errors = test.predictions != labels
     base_errors = None if base_predictions is None else base_predictions != labels
     ood = {}
     for column, verdict in verdicts.items():
         if column != "test":
             mask = (negatives or {}).get(column, np.ones(len(labels), dtype=bool))
-            ood[column] = {name: _detection(values[mask], verdict.scores[name]) for name, values in test.scores.items()}
+            ood[column] = {name: detect(values[mask], verdict.scores[name]) for name, values in test.scores.items()}
     return Measurements(
         error_rate=100 * float(own_errors.mean()),
         base_error_rate=None if base_errors is None else 100 * float(base_errors.mean()),
@@ -82,7 +90,7 @@ def measure_noise(
 ) -> dict[str, Detections]:
     """Metrics of separating clean images from noisy copies, by noise, and the `wrong` (N,) clean images from the others."""
     by_noise = {
-        kind: {name: _detection(values, verdict.scores[name]) for name, values in clean.scores.items()}
+        kind: {name: detect(values, verdict.scores[name]) for name, values in clean.scores.items()}
         for kind, verdict in noisy.items()
     }
     return {**by_noise, ERRORS: _error_detections(clean, wrong)}
@@ -91,16 +99,19 @@ def measure_noise(
 def _error_detections(verdict: MethodOutput, wrong: NDArray[np.bool_]) -> Detections:
     if not 0 < wrong.sum() < len(wrong):
         return {}
-    return {name: _detection(values[~wrong], values[wrong]) for name, values in verdict.scores.items()}
+    return {name: detect(values[~wrong], values[wrong]) for name, values in verdict.scores.items()}
 
 
-def _detection(negatives: NDArray[Any], positives: NDArray[Any]) -> Detection:
+def detect(negatives: NDArray[Any], positives: NDArray[Any]) -> Detection:
+    """All metrics of an uncertainty that should be larger for the positives, (M,), than for the negatives, (N,)."""
     auroc, aupr, fpr95 = detection(negatives, positives)
-    return Detection(auroc=auroc, aupr=aupr, fpr95=fpr95)
+    threshold = np.quantile(negatives, 1 - FALSE_ALARMS)
+    return Detection(auroc=auroc, aupr=aupr, fpr95=fpr95, detected=100 * float((positives > threshold).mean()))
 
 
-def _check_finite(verdicts: Mapping[str, MethodOutput]) -> None:
-    for column, verdict in verdicts.items():
-        for name, values in verdict.scores.items():
+def check_finite(scores: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
+    """Raise ModelError if a score, by set of images and name, has a value that is not finite."""
+    for column, by_name in scores.items():
+        for name, values in by_name.items():
             if not np.isfinite(values).all():
                 raise ModelError(f"Score {name!r} has values on {column!r} that are not finite.")

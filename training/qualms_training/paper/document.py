@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import ttest_rel
@@ -49,6 +50,15 @@ FIELDS = (
 """header of the CSV file"""
 
 
+class Summary(NamedTuple):
+    """A figure over seeds."""
+
+    mean: float
+    std: float
+    """standard deviation"""
+    seeds: int
+
+
 @dataclass(frozen=True)
 class Cell:
     """Our figure for each seed, and the paper's figure."""
@@ -63,28 +73,29 @@ class Cell:
     decimals: int = 1
     seen_noise: bool = False
     """whether the row was trained or stopped with noise that is part of this column"""
+    kept: Summary | None = None
+    """the figure of an earlier table, if there are no values of single seeds"""
 
     def with_paper(self, paper: Figure | None) -> "Cell":
         """A copy of this cell with the paper's figure."""
         return replace(self, paper=paper)
 
     @property
-    def mean(self) -> float:
-        """Mean over seeds."""
-        return float(np.mean(list(self.values.values())))
-
-    @property
-    def std(self) -> float:
-        """Standard deviation over seeds."""
-        return float(np.std(list(self.values.values())))
+    def summary(self) -> Summary | None:
+        """The figure over seeds, or None if there is none."""
+        if not self.values:
+            return self.kept
+        values = list(self.values.values())
+        return Summary(float(np.mean(values)), float(np.std(values)), len(values))
 
     def __str__(self) -> str:
         paper = f" ({self.paper.mean:.1f})" if self.paper else ""
-        if not self.values:
+        summary = self.summary
+        if summary is None:
             return self.missing + paper
-        spread = f" ± {self.std:,.{self.decimals}f}" if len(self.values) > 1 else ""
+        spread = f" ± {summary.std:,.{self.decimals}f}" if summary.seeds > 1 else ""
         marks = f"{f' {SEEN_NOISE_MARK}' if self.seen_noise else ''}{f' {BEST_MARK}' if self.best else ''}"
-        return f"{self.mean:,.{self.decimals}f}{spread}{marks}{paper}"
+        return f"{summary.mean:,.{self.decimals}f}{spread}{marks}{paper}"
 
 
 @dataclass(frozen=True)
@@ -160,20 +171,20 @@ class Document:
             for table in tables:
                 for row in table.rows:
                     for column, cell in zip(table.columns, row.cells, strict=True):
-                        ours = [f"{cell.mean:.3f}", f"{cell.std:.3f}"] if cell.values else ["", ""]
+                        summary = cell.summary
+                        ours = [f"{summary.mean:.3f}", f"{summary.std:.3f}", summary.seeds] if summary else ["", "", 0]
                         paper = [cell.paper.mean, cell.paper.std] if cell.paper else ["", ""]
-                        missing = "" if cell.values else cell.missing
+                        missing = "" if summary else cell.missing
                         names = [self.name, protocol, table.name, row.method, row.score, column, table.metric]
-                        counts = [len(cell.values), int(cell.best)]
-                        writer.writerow([*names, *ours, *counts, *paper, missing, int(cell.seen_noise)])
+                        writer.writerow([*names, *ours, int(cell.best), *paper, missing, int(cell.seen_noise)])
         return text.getvalue()
 
 
 def mark_best(table: Table, unrated: Sequence[str]) -> Table:
     """In each column that is not `unrated`, mark every row that no other row clearly beats.
 
-    Rows that have seen a column's noise are excluded there, because they have an unfair advantage. If the rows that
-    remain belong to a single method, no row of the column is marked.
+    Rows without values of single seeds are not compared. Rows that have seen a column's noise are excluded there, because
+    they have an unfair advantage. If the rows that remain belong to a single method, no row of the column is marked.
     """
     marked = [list(row.cells) for row in table.rows]
     for position, column in enumerate(table.columns):

@@ -7,19 +7,21 @@ import numpy as np
 
 from qualms_training.data.noise import CORRUPTION
 from qualms_training.data.prepare import CORRUPTED
-from qualms_training.paper.detection import Detections, Measurements
+from qualms_training.paper.detection import TABLE_METRICS, Detections, Measurements
 from qualms_training.paper.document import BEST_MARK, Cell, Table, TableRow, mark_best
+from qualms_training.paper.kept_rows import KeptRows
 from qualms_training.paper.method import NoiseChains
 from qualms_training.paper.noise_merit import merit
 from qualms_training.paper.published import Figure, figure
 from qualms_training.paper.registry import METHODS, PAPER_SCORE_NAMES, Entry, Group, methods_for
 from qualms_training.paper.runner import JobResult
-from qualms_training.reporting.report import METRICS
 
 NOT_AVAILABLE = "not available"
 NOT_RUN = "not run"
 MEAN_OF_IMAGES = "mean of images"
 """column with the mean over all OOD sets except the Corrupted set, which is noise"""
+NOISE_SUMMARIES = ("mean", "worst", "merit")
+"""last columns of the noise table"""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class ProtocolResults:
     """in-distribution sets of the paper's table of transfer, by its names, for which no data are available"""
     seen_noise: Mapping[tuple[str, str], NoiseChains] = field(default_factory=dict)
     """by method and score: the noisy copies that the score was learned from, or that early stopping used"""
+    kept: KeptRows = field(default_factory=KeptRows)
+    """rows of earlier tables, used for methods without results"""
 
     @property
     def methods(self) -> dict[str, Entry]:
@@ -54,10 +58,21 @@ class ProtocolResults:
         return {seed: (result, result.measured) for seed, result in results.items() if result.measured}
 
     @property
+    def kept_methods(self) -> dict[str, Entry]:
+        """The methods whose rows are those of the earlier tables."""
+        titles = self.kept.scores
+        return {key: entry for key, entry in self.methods.items() if entry.title in titles and not self.measured(key)}
+
+    def with_kept_rows(self, table: Table) -> Table:
+        """The table with the rows of earlier tables."""
+        return self.kept.into(table, [entry.title for entry in self.kept_methods.values()])
+
+    @property
     def noises(self) -> list[str]:
         """The columns of the noise table: noises, and errors; empty if this protocol has none."""
         measurements = [one for key in self.by_method for _, one in self.measured(key).values()]
-        return list(dict.fromkeys(kind for one in measurements for kind in one.noise))
+        kept = [column for column in self.kept.columns("noise") if column not in NOISE_SUMMARIES]
+        return list(dict.fromkeys(kind for one in measurements for kind in one.noise)) or kept
 
     def collect(self, key: str, get: Callable[[JobResult, Measurements], float | None]) -> dict[int, float]:
         """One figure of a method by seed."""
@@ -72,8 +87,8 @@ class ProtocolResults:
         """A cell with one metric of one score, from the detections that `select` returns."""
 
         def get(_: JobResult, measured: Measurements) -> float | None:
-            detection = select(measured).get(score)
-            return None if detection is None else float(getattr(detection, metric))
+            value: float | None = getattr(select(measured).get(score), metric, None)
+            return value
 
         return self.cell(key, get)
 
@@ -108,21 +123,22 @@ class ProtocolResults:
 def all_tables(results: ProtocolResults) -> list[Table]:
     """All tables of one protocol, except the cost table, which does not depend on the protocol."""
     if results.transfer:
-        return [transfer_table(results)]
-    return [
-        *(ood_table(results, metric) for metric in METRICS),
+        return [results.with_kept_rows(transfer_table(results))]
+    tables = [
+        *(ood_table(results, metric) for metric in TABLE_METRICS),
         error_table(results, own=True),
         error_table(results, own=False),
         ablation_table(results),
         *([noise_table(results)] if any(results.noises) else []),
     ]
+    return [results.with_kept_rows(table) for table in tables]
 
 
 def ood_table(results: ProtocolResults, metric: str) -> Table:
     """Methods × OOD sets."""
     chosen = results.rows(("paper", "extension", "recent", "control"))
     rows = [_ood_row(results, key, score, metric, "ood") for key, score in chosen]
-    return _over_sets(results, "ood", f"OOD detection, {METRICS[metric]} in %", METRICS[metric], rows)
+    return _over_sets(results, "ood", f"OOD detection, {TABLE_METRICS[metric]} in %", TABLE_METRICS[metric], rows)
 
 
 def ablation_table(results: ProtocolResults) -> Table:
@@ -137,19 +153,19 @@ def error_table(results: ProtocolResults, *, own: bool) -> Table:
     rows = []
     for key, score in results.rows(("paper", "ablation", "extension", "recent")):
         cells = [results.cell(key, lambda _, m: m.error_rate if own else m.base_error_rate, decimals=2)]
-        for metric, name in METRICS.items():
+        for metric, name in TABLE_METRICS.items():
             cell = results.detection(key, score, metric, lambda m: m.own_errors if own else m.base_errors)
             paper = results.published(key, "misclassification", score, None, name) if own else None
             cells.append(cell.with_paper(paper))
         rows.append(_row(key, score, cells))
     errors = "errors of the method itself, as published" if own else "errors of the base, the same for every method"
-    columns = ["error rate", *METRICS.values()]
+    columns = ["error rate", *TABLE_METRICS.values()]
     name = "own errors" if own else "errors of the base"
     title = f"Misclassification detection in %: {errors}"
     if not own:
         return mark_best(Table(name, title, None, columns, rows), unrated=("error rate",))
     note = f"AUPR has no {BEST_MARK} because it rises with the error rate, which differs between methods."
-    return mark_best(Table(name, title, None, columns, rows, note), unrated=("error rate", METRICS["aupr"]))
+    return mark_best(Table(name, title, None, columns, rows, note), unrated=("error rate", TABLE_METRICS["aupr"]))
 
 
 def noise_table(results: ProtocolResults) -> Table:
@@ -164,16 +180,18 @@ def noise_table(results: ProtocolResults) -> Table:
             cells.append(Cell({seed: merit(values) for seed, values in by_seed.items()}))
             rows.append(_row(key, score, cells))
     title = "Basis of design choices: detection of noisy validation images and of errors; AUROC in %"
-    return mark_best(Table("noise", title, "AUROC", [*results.noises, "mean", "worst", "merit"], rows), unrated=())
+    return mark_best(Table("noise", title, "AUROC", [*results.noises, *NOISE_SUMMARIES], rows), unrated=())
 
 
 def transfer_table(results: ProtocolResults) -> Table:
     """Accuracy and all metrics for every OOD set, as in the paper, and the paper's columns for which data are missing."""
-    columns = ["accuracy", *(f"{column} {name}" for column in results.columns for name in METRICS.values())]
+    columns = ["accuracy", *(f"{column} {name}" for column in results.columns for name in TABLE_METRICS.values())]
     columns.append(results.itself)
     for other in results.other_ids:
         columns += [f"{other} accuracy"]
-        columns += [f"{other}, {column} {METRICS[metric]}" for column, metric in _published_columns(results, other)]
+        columns += [
+            f"{other}, {column} {TABLE_METRICS[metric]}" for column, metric in _published_columns(results, other)
+        ]
     rows = [_transfer_row(results, key, score) for key, score in results.rows(("transfer", "paper", "control"))]
     title = "Transfer: the methods predict classes that the frozen base does not have; accuracy and detection in %"
     return mark_best(Table("transfer", title, None, columns, rows), unrated=(results.itself,))
@@ -190,15 +208,18 @@ def cost_table(results: ProtocolResults) -> Table:
         ]
         rows.append(_row(key, "", cells))
     columns = ["seconds to fit", "microseconds to score an image", "numbers kept beside the base"]
-    return Table("cost", "Cost in addition to the forward pass of the base", None, columns, rows)
+    return results.with_kept_rows(
+        Table("cost", "Cost in addition to the forward pass of the base", None, columns, rows)
+    )
 
 
 def reasons(results: ProtocolResults) -> list[str]:
     """One sentence for each method without results and each column without data."""
+    kept = results.kept_methods
     sentences = [
         f"{entry.title}: not run: {_reason(results, key)}."
         for key, entry in results.methods.items()
-        if not results.measured(key)
+        if not results.measured(key) and key not in kept
     ]
     missing = [name for name in results.columns if name not in results.available]
     sentences += [f"Column {name}: not available: there are no data for it." for name in missing]
@@ -240,7 +261,7 @@ def _set_cell(results: ProtocolResults, key: str, score: str, metric: str, task:
         cell = results.detection(key, score, metric, lambda measured: measured.ood.get(column, {}))
     if column == CORRUPTED:
         cell = results.with_seen_noise(cell, key, score, CORRUPTION)
-    return cell.with_paper(results.published(key, task, score, column, METRICS[metric]))
+    return cell.with_paper(results.published(key, task, score, column, TABLE_METRICS[metric]))
 
 
 def _noise_cell(results: ProtocolResults, key: str, score: str, kind: str) -> Cell:
@@ -255,13 +276,15 @@ def _transfer_row(results: ProtocolResults, key: str, score: str) -> TableRow:
     accuracy = results.cell(key, lambda _, measured: 100 - measured.error_rate if predicts else None)
     cells = [accuracy.with_paper(_published_accuracy(results, key, score, results.paper_id))]
     for column in results.columns:
-        cells += [_set_cell(results, key, score, metric, "transfer", column) for metric in METRICS]
+        cells += [_set_cell(results, key, score, metric, "transfer", column) for metric in TABLE_METRICS]
     cells.append(results.detection(key, score, "auroc", lambda measured: measured.ood.get(results.itself, {})))
     for other in results.other_ids:
         empty = Cell(missing=NOT_AVAILABLE)
         cells.append(empty.with_paper(_published_accuracy(results, key, score, other)))
         for column, metric in _published_columns(results, other):
-            cells.append(empty.with_paper(results.published(key, "transfer", score, column, METRICS[metric], other)))
+            cells.append(
+                empty.with_paper(results.published(key, "transfer", score, column, TABLE_METRICS[metric], other))
+            )
     return _row(key, score, cells)
 
 
@@ -272,7 +295,10 @@ def _published_columns(results: ProtocolResults, paper_id: str) -> list[tuple[st
         return any(results.published(key, "transfer", "entropy", column, name, paper_id) for key in results.methods)
 
     return [
-        (column, metric) for column in results.columns for metric, name in METRICS.items() if has_figure(column, name)
+        (column, metric)
+        for column in results.columns
+        for metric, name in TABLE_METRICS.items()
+        if has_figure(column, name)
     ]
 
 
