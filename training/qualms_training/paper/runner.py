@@ -161,17 +161,17 @@ class Run:
         """Run the jobs that have no saved result."""
         missing = [job for job in jobs if self.saved_result(job) is None]
         self.display.note(f"  {len(jobs) - len(missing)} of {len(jobs)} results exist")
-        for index, (job, builder) in enumerate(self._with_inputs(missing), start=1):
+        for index, (job, builder) in enumerate(self.with_inputs(missing), start=1):
             result = self._result(job, builder)
             save_json(job.file(self.out), result.model_dump(mode="json"))
-            shutil.rmtree(self._scratch(job), ignore_errors=True)
+            shutil.rmtree(self.scratch(job), ignore_errors=True)
             summary = (
                 escape(result.reason or "")
                 or f"fitted in {result.fit_seconds:.1f} s, scored in {result.score_seconds:.1f} s"
             )
             self.display.note(f"  {index}/{len(missing)} seed {job.seed}, {job.protocol}, {job.key}: {summary}")
 
-    def _with_inputs(self, jobs: Sequence[MethodRun]) -> Iterator[tuple[MethodRun, InputBuilder | None]]:
+    def with_inputs(self, jobs: Sequence[MethodRun]) -> Iterator[tuple[MethodRun, InputBuilder | None]]:
         """Each job with its base and data, or None if there is no recipe for it; jobs with the same base share them."""
         contexts: dict[str, RunContext] = {}
         seed, ood_images = -1, {}
@@ -189,7 +189,7 @@ class Run:
             else:
                 yield job, InputBuilder(contexts[recipe.name], job.protocol, job.seed, ood_images)
 
-    def _scratch(self, job: MethodRun) -> Path:
+    def scratch(self, job: MethodRun) -> Path:
         """Folder for the checkpoints of a post-hoc method; deleted after its result is saved."""
         return self.out / "unfinished" / f"{job.key}-{job.protocol}-{job.seed}"
 
@@ -206,7 +206,7 @@ class Run:
         method, begin = self.method(job.key), time.perf_counter()
         try:
             if isinstance(method, PostHocMethod):
-                inputs = builder.post_hoc_inputs(self._scratch(job))
+                inputs = builder.post_hoc_inputs(self.scratch(job))
                 begin = time.perf_counter()  # the forward pass of the base is not part of the method's cost
                 stored_numbers = method.fit(inputs)
             else:
