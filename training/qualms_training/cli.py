@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
     app.command()(calibrate)
     app.command()(compare)
     app.command()(tables)
+    app.command("compare-flags")(compare_flags)
     app.command()(data)
     app.command()(recipes)
     app.command("bench-fit")(bench_fit)
@@ -135,6 +136,12 @@ def tables(
     protocol: Annotated[
         ProtocolName | None, typer.Option(help="Use this protocol only.", show_default="the benchmark's")
     ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV file of earlier tables; its rows are used for methods without results.", show_default=False
+        ),
+    ] = None,
     device: Device = Device.auto,
 ) -> None:
     """Reproduce the paper's tables: every method, two protocols; an interrupted run continues when it is started again."""
@@ -153,6 +160,39 @@ def tables(
         device=pick_device(device.value),
         seeds=seeds,
         only=only or [],
+        keep=keep,
+    )
+
+
+def compare_flags(
+    benchmark: Annotated[str, typer.Argument(help="mnist, cifar10, cifar100, transfer, tiny, or a .toml file.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for scores and tables.")],
+    data: Data = None,
+    cache: Cache = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Number of seeds, counted from 0.", show_default="the benchmark's")
+    ] = None,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(help="OOD set beside the benchmark's; repeat for more.", show_default=False),
+    ] = None,
+    resamples: Annotated[int, typer.Option(min=100, help="Resamples of the paired bootstrap.")] = 1000,
+    device: Device = Device.auto,
+) -> None:
+    """Compare the flag score with its predecessor and every single score; an interrupted run continues when started again."""
+    from qualms_training.paper.comparison import compare_flags as compare
+    from qualms_training.paper.definition import load_benchmark
+    from qualms_training.run import pick_device
+
+    compare(
+        load_benchmark(benchmark),
+        out=out,
+        cache=cache or out / "cache",
+        data_dir=data,
+        device=pick_device(device.value),
+        seeds=seeds,
+        ood=ood or [],
+        resamples=resamples,
     )
 
 
