@@ -130,7 +130,7 @@ def test_the_recipe_for_an_own_model_is_valid(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(block, encoding="utf-8")
     recipe = load_recipe(str(tmp_path / "my.toml"))
     assert recipe.base.weights_saw == "all"
-    assert recipe.fuses
+    assert recipe.uses_distance
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "docker/README.md", "training/results/README.md"])

@@ -49,7 +49,7 @@ def test_it_was_calibrated_on_the_digits_that_the_code_draws(runner: GraphRunner
     """If the drawing changes, the guarantees no longer apply: calibrate the model again."""
     values = np.sort(outputs(runner, 5000, 0)[POINT.score])
     assert DEMO.manifest.calibration.n == 5000
-    assert np.allclose(values, DEMO.manifest.calibration.scores[POINT.score], rtol=1e-3)
+    assert np.allclose(values, np.sort(DEMO.manifest.calibration.scores[POINT.score]), rtol=1e-3, atol=1e-3)
 
 
 def test_it_classifies_drawn_digits_and_its_flag_rate_is_below_the_bound(runner: GraphRunner) -> None:
