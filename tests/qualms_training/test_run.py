@@ -21,14 +21,14 @@ from torch import nn
 from qualms.bundle.file import Bundle, open_bundle
 from qualms.bundle.manifest import Evaluation
 from qualms.bundle.runtime import GraphRunner, check_golden
-from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
+from qualms.bundle.scores import SCORES
 from qualms.decisions.operating_point import CalibrationSet
 from qualms.errors import OperatingPointError
 from qualms_training.console import Display
 from qualms_training.data import load
-from qualms_training.data.noise import NOISES
 from qualms_training.errors import ModelError, QualmsError, RecipeError
 from qualms_training.fitting.loop import Hooks, Progress
+from qualms_training.meta.joined_alpha import EVIDENCE_PER_CLASS, temperature
 from qualms_training.models import build, count_parameters
 from qualms_training.recipe import Recipe, load_recipe
 from qualms_training.run import train_recipe
@@ -183,7 +183,7 @@ def test_a_run_folder_has_settings_report_evaluation_and_plots(tiny_run: Path, e
     assert Evaluation.model_validate(saved) == evaluation
     report = (tiny_run / "report.md").read_text()
     assert report.startswith("# tiny 1\n")
-    assert report.count("\n### ") == 5
+    assert report.count("\n### ") == 6
     assert "identical predictions" in report
     mutual_information = next(row for row in evaluation.ood if row.score == "mutual_information")
     assert f"| mutual_information | {mutual_information.auroc:.1f} |" in report
@@ -275,7 +275,7 @@ SMALL = {
 
 def test_running_the_stages_one_by_one_makes_the_same_bundle(tiny: Alter, tmp_path: Path) -> None:
     recipe = tiny(SMALL)
-    assert recipe.fuses
+    assert recipe.uses_distance
     for stage in Stage:
         run(recipe, tmp_path / "stages", only=stage.value)
     run(recipe, tmp_path / "whole")
@@ -286,7 +286,7 @@ def test_running_the_stages_one_by_one_makes_the_same_bundle(tiny: Alter, tmp_pa
 
 def test_combine_without_cached_features_names_the_stage_features(copy: Path) -> None:
     shutil.rmtree(copy / "cache" / "features")
-    (copy / "seed-0" / "ood_scores.pt").unlink()
+    (copy / "seed-0" / "flag_score.pt").unlink()
     with pytest.raises(QualmsError, match="run --stage features first"):
         run(load_recipe("tiny"), copy, only="combine")
     run(load_recipe("tiny"), copy, only="features")
@@ -326,20 +326,63 @@ def test_a_changed_kl_weight_retrains_the_meta_model_but_not_the_base(copy: Path
     assert not changed(before, products(copy)) & untouched
 
 
-def test_the_fused_score_has_weights_from_the_fit_split_and_is_the_flag_score(tiny_run: Path, bundle: Bundle) -> None:
+def test_flag_score_and_joined_alpha_are_fitted_to_the_fit_split(
+    tiny_run: Path, bundle: Bundle, display: Display
+) -> None:
+    context = context_of(load_recipe("tiny"), tiny_run, display)
+    part = context.data.parts["fit"]
+    outputs = GraphRunner(bundle.graph)(part.images)
     results = json.loads((tiny_run / "seed-0" / "combine.json").read_text())
-    names = ["base_entropy", "mutual_information", "distance", "distance of tap 0", "distance of tap 1"]
-    assert list(results["weights"]) == names
-    assert sum(results["weights"].values()) == pytest.approx(1)
-    assert set(results["auroc"]) == {*NOISES, "errors"}
-    assert bundle.manifest.operating.score == "fused"
+    assert results["terms"] == ["generalised_entropy", "meta_precision", "distance"]
+    assert results["temperature"] == pytest.approx(temperature(base.logits(context, "fit"), part.labels), rel=1e-3)
+    # The smallest score of each term has the surprisal 0, and half of the images have more than log 2 or, of the distance,
+    # more than 0.
+    terms = outputs["fused_terms"]
+    np.testing.assert_allclose(terms.min(axis=0), 0, atol=2e-3)
+    np.testing.assert_allclose(np.median(terms, axis=0), [np.log(2), np.log(2), 0], atol=0.02)
+    evidence = outputs["precision"] - len(bundle.manifest.classes)
+    assert np.median(evidence) == pytest.approx(EVIDENCE_PER_CLASS * len(bundle.manifest.classes) / 2, rel=0.02)
 
 
-def test_a_recipe_with_fuse_false_has_no_fused_score(copy: Path, tiny: Alter) -> None:
-    run(tiny({"fuse": False, "operating.score": "mutual_information"}), copy)
+def test_the_manifest_names_the_kind_of_alpha_and_the_terms_of_the_flag_score(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    assert manifest.alpha == "joined"
+    assert manifest.flag_terms == ["generalised_entropy", "meta_precision", "distance"]
+    assert (manifest.operating.score, manifest.operating.trust_score) == ("fused", "predicted_error")
+
+
+def test_the_joined_alpha_is_calibrated_and_tells_the_same_story_as_the_flag_score(
+    bundle: Bundle, evaluation: Evaluation
+) -> None:
+    test = load("shapes", "test")
+    for images in (np.asarray(test.images), np.asarray(load("textures", "test").images)):
+        outputs = GraphRunner(bundle.graph)(images)
+        np.testing.assert_array_equal(outputs["alpha"].argmax(axis=1), outputs["prediction"])
+        assert (np.diff(outputs["precision"][outputs["fused"].argsort()]) <= 0).all()
+    quality = {row.distribution: row for row in evaluation.probabilities}
+    assert quality["alpha"].ece <= quality["base"].ece + 0.5
+    assert quality["alpha"].nll <= quality["base"].nll + 0.005
+    assert quality["alpha"].nll < quality["meta_alpha"].nll
+    aurocs = {(row.data, row.score): row.auroc for row in evaluation.ood}
+    for name in ("textures", "strokes", "corrupted"):
+        assert aurocs[name, "mutual_information"] >= aurocs[name, "fused"] - 0.5
+
+
+def test_a_recipe_without_distance_has_a_flag_score_of_two_terms(copy: Path, tiny: Alter) -> None:
+    run(tiny({"distance": False}), copy)
     bundle = open_bundle(copy / "seed-0" / "model.onnx")
-    assert list(bundle.manifest.scores) == list(DIRICHLET_SCORES)
-    assert not {"distance", "fused"} & set(GraphRunner(bundle.graph).outputs)
+    assert list(bundle.manifest.scores) == [name for name in SCORES if name != "distance"]
+    assert bundle.manifest.flag_terms == ["generalised_entropy", "meta_precision"]
+    assert "distance" not in GraphRunner(bundle.graph).outputs
+
+
+def test_a_recipe_of_the_published_form_has_a_joined_alpha(tiny: Alter, tmp_path: Path) -> None:
+    recipe = tiny({**SMALL, "meta.form": "published", "meta.branches": ["32-4", "16-4"], "meta.kl_weight": None})
+    output = run(recipe, tmp_path)
+    bundle = open_bundle(tmp_path / "seed-0" / "model.onnx")
+    assert (bundle.manifest.alpha, bundle.manifest.operating.score) == ("joined", "fused")
+    assert "distance" not in bundle.manifest.scores
+    assert "flag score: generalised_entropy + meta_precision; α = 1 + n·p with temperature" in output
 
 
 def test_a_changed_target_repeats_only_the_calibration(copy: Path, tiny: Alter, no_work: Callable[..., None]) -> None:
@@ -423,12 +466,12 @@ def test_edited_code_of_the_users_model_makes_a_new_base(
 
 
 def test_a_failed_command_does_not_change_the_stage_record(tiny: Alter, tmp_path: Path) -> None:
-    recipe = tiny({**SMALL, "fuse": False, "operating.score": "entropy"})
+    recipe = tiny({**SMALL, "distance": False})
     run(recipe, tmp_path / "out")
     record = tmp_path / "out" / "seed-0" / "stages.json"
     before = record.read_bytes()
     with pytest.raises(QualmsError, match="needs the product of stage 'fit'"):
-        run(tiny({**SMALL, "fuse": False, "operating.score": "entropy", "meta.grid": 1}), tmp_path / "out", "evaluate")
+        run(tiny({**SMALL, "distance": False, "meta.grid": 1}), tmp_path / "out", "evaluate")
     assert record.read_bytes() == before
     run(recipe, tmp_path / "out", "evaluate")
 
@@ -455,7 +498,7 @@ def test_given_weights_are_used_unchanged_without_training(
         ({"base.taps": ["pool1", "poool2"]}, ModelError, "'poool2' is not a module.*did you mean.*'pool2'"),
         ({"base.model": "smal"}, ModelError, "did you mean 'small'"),
         (
-            {"meta.form": "published", "meta.branches": ["8-4"], "operating.score": "entropy"},
+            {"meta.form": "published", "meta.branches": ["8-4"]},
             QualmsError,
             "1 branches for 2 taps",
         ),
