@@ -135,17 +135,19 @@ def joined_rows(classes: int) -> NDArray[np.float32]:
     return np.array([np.r_[row, level] for row in logits for level in levels], dtype=np.float32)
 
 
-def joined_inputs(classes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """α, α_0, the meta-model's α and the mask of the predicted class for `joined_rows`."""
+def joined_inputs(classes: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """α, α_0, the meta-model's α and its sum, and the mask of the predicted class for `joined_rows`."""
     rows = torch.from_numpy(joined_rows(classes)).double()
     logits, evidence = rows[:, :-1], rows[:, -1:].exp()
-    return 1 + evidence * logits.softmax(dim=1), classes + evidence, logits.exp(), is_largest(logits)
+    meta_alpha = logits.exp()
+    meta_total = meta_alpha.sum(dim=1, keepdim=True)
+    return 1 + evidence * logits.softmax(dim=1), classes + evidence, meta_alpha, meta_total, is_largest(logits)
 
 
 @pytest.mark.parametrize("classes", CLASS_COUNTS)
 def test_scores_of_the_joined_alpha_are_those_of_any_alpha(classes: int) -> None:
-    alpha, total, meta_alpha, is_top = joined_inputs(classes)
-    joined, meta_information = joined_scores(alpha, total, meta_alpha, is_top)
+    alpha, total, meta_alpha, meta_total, is_top = joined_inputs(classes)
+    joined, meta_information = joined_scores(alpha, total, meta_alpha, meta_total, is_top)
     for name, expected in dirichlet_scores(alpha.log())._asdict().items():
         actual = getattr(joined, name)
         assert actual.dtype == torch.float32
@@ -169,7 +171,7 @@ def test_the_mutual_information_of_the_joined_alpha_rises_as_the_evidence_falls(
     p = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     evidence = torch.logspace(5, -1, 200, dtype=torch.float64).unsqueeze(1)
     alpha = 1 + evidence * p
-    joined, _ = joined_scores(alpha, 3 + evidence, alpha, is_largest(alpha))
+    joined, _ = joined_scores(alpha, 3 + evidence, alpha, 3 + evidence, is_largest(alpha))
     assert (joined.mutual_information.diff() > 0).all()
     assert (joined.precision.diff() < 0).all()
 

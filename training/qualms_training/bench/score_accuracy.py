@@ -35,7 +35,9 @@ class _JoinedScores(nn.Module):
     def forward(self, z: Tensor) -> tuple[Tensor, ...]:
         logits, evidence = z[:, :-1].double(), z[:, -1:].double().exp()
         alpha, total = 1.0 + evidence * logits.softmax(dim=-1), logits.shape[-1] + evidence
-        scores, meta_information = joined_scores(alpha, total, logits.exp(), is_largest(logits))
+        scores, meta_information = joined_scores(
+            alpha, total, logits.exp(), logits.exp().sum(dim=-1, keepdim=True), is_largest(logits)
+        )
         return *scores, meta_information
 
 

@@ -47,14 +47,16 @@ def dirichlet_scores(log_alpha: Tensor) -> DirichletScores:
     return _scores(alpha, total, is_largest(alpha), [value.float() for value in values])
 
 
-def joined_scores(alpha: Tensor, total: Tensor, meta_alpha: Tensor, is_top: Tensor) -> tuple[DirichletScores, Tensor]:
+def joined_scores(
+    alpha: Tensor, total: Tensor, meta_alpha: Tensor, meta_total: Tensor, is_top: Tensor
+) -> tuple[DirichletScores, Tensor]:
     """All scores of Dir(alpha) and the mutual information of Dir(meta_alpha), as float32.
 
-    alpha (N, K) with its sum `total` (N, 1) and meta_alpha (N, K) in float64; is_top (N, K) is true for the largest α of
-    each row. Both distributions go through the same nodes, and all values are converted together: at batch 1, a node takes
+    alpha and meta_alpha (N, K) and their sums `total` and `meta_total` (N, 1) are float64; is_top (N, K) is true for the
+    largest α of each row. Both distributions go through the same nodes, and all values are converted together: at batch 1, a node takes
     more time than its arithmetic.
     """
-    both = torch.cat([alpha, total, meta_alpha, meta_alpha.sum(dim=-1, keepdim=True)], dim=-1)
+    both = torch.cat([alpha, total, meta_alpha, meta_total], dim=-1)
     values = torch.cat(_evidence_scores(torch.unflatten(both, -1, (2, alpha.shape[-1] + 1))), dim=-1).float()
     own = [values[:, 2 * index] for index in range(values.shape[1] // 2)]
     return _scores(alpha, total, is_top, own), values[:, 2 * _INFORMATION + 1]

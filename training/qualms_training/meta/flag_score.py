@@ -24,7 +24,6 @@ from torch.nn import functional as F
 
 from qualms_training.errors import DataError
 from qualms_training.meta.density import Density
-from qualms_training.meta.dirichlet import is_largest
 
 GAMMA = 0.1
 """exponent of the generalised entropy, as its authors chose it"""
@@ -40,6 +39,8 @@ MIN_IMAGES = 32
 """fit images below which mean and standard deviation would be mostly chance"""
 ROWS = 4096
 """rows per batch when arrays are scored"""
+_PRECISION = 2
+"""column of the log precision among the scores, the only score that is smaller for more uncertain images"""
 
 
 class Predicted(NamedTuple):
@@ -49,6 +50,8 @@ class Predicted(NamedTuple):
     """(N, K)"""
     logarithms: Tensor
     """(N, K), of the probabilities"""
+    top: Tensor
+    """(N, 1), index of the predicted class"""
     is_top: Tensor
     """(N, K), true for the predicted class"""
     error: Tensor
@@ -58,9 +61,10 @@ class Predicted(NamedTuple):
 def predicted(logits: Tensor) -> Predicted:
     """Logits (N, K) in float64 to probabilities; the predicted class is the first largest logit."""
     probabilities = logits.softmax(dim=-1)
-    is_top = is_largest(logits)
+    top = logits.argmax(dim=-1, keepdim=True)
+    is_top = torch.arange(logits.shape[-1], device=logits.device) == top
     error = torch.where(is_top, 0.0, probabilities).sum(dim=-1, keepdim=True)
-    return Predicted(probabilities, logits.log_softmax(dim=-1), is_top, error)
+    return Predicted(probabilities, logits.log_softmax(dim=-1), top, is_top, error)
 
 
 def generalised_entropy(prediction: Predicted) -> Tensor:
@@ -74,7 +78,7 @@ def generalised_entropy(prediction: Predicted) -> Tensor:
 
 
 class FlagScore(nn.Module):
-    """Class probabilities, log α of the meta-model and reduced taps of N images to the flag score."""
+    """Class probabilities, precision of the meta-model's α and reduced taps of N images to the flag score."""
 
     inner: Tensor
     """(R, S) from the S scores to the R ramps: one for the softmax term, five for each other term"""
@@ -114,8 +118,8 @@ class FlagScore(nn.Module):
     def fit(self, logits: NDArray[np.float32], log_alpha: NDArray[Any], taps: Sequence[NDArray[Any]]) -> None:
         """Learn mean and standard deviation of each score on the images of the fit split."""
 
-        def scores(prediction: Predicted, z: Tensor, features: Sequence[Tensor]) -> Tensor:
-            return self.scores(prediction, z, None if self.density is None else self.density(features))
+        def scores(prediction: Predicted, precision: Tensor, features: Sequence[Tensor]) -> Tensor:
+            return self.scores(prediction, precision, None if self.density is None else self.density(features))
 
         self.fit_scores(self._in_batches(scores, logits, log_alpha, taps))
 
@@ -127,26 +131,27 @@ class FlagScore(nn.Module):
         bias[0] = LOWEST - 0.5 * (means[:2] / deviations[:2]).sum()
         for column in range(2, scores.shape[1]):
             rows = slice(1 + (column - 2) * len(GATE), 1 + (column - 1) * len(GATE))
-            inner[rows, column] = 1 / deviations[column]
-            bias[rows] = -means[column] / deviations[column] - np.array(GATE)
+            slope = (-1 if column == _PRECISION else 1) / deviations[column]
+            inner[rows, column] = slope
+            bias[rows] = -means[column] * slope - np.array(GATE)
         self.inner.copy_(torch.from_numpy(inner))
         self.inner_bias.copy_(torch.from_numpy(bias))
 
-    def scores(self, prediction: Predicted, log_alpha: Tensor, distance: Tensor | None) -> Tensor:
-        """Log entropy, log generalised entropy, negated log precision of the meta-model and distance, (N, S) float64."""
+    def scores(self, prediction: Predicted, meta_precision: Tensor, distance: Tensor | None) -> Tensor:
+        """Log entropy, log generalised entropy, log precision of the meta-model and distance, (N, S) float64."""
         entropy = -(prediction.probabilities * prediction.logarithms).sum(dim=-1, keepdim=True)
         both = torch.cat([entropy, generalised_entropy(prediction)], dim=1).clamp(min=MIN_ENTROPY).log()
-        columns = [both, -log_alpha.logsumexp(dim=-1, keepdim=True)]
+        columns = [both, meta_precision.log()]
         if distance is not None:
             columns.append(distance.double())
         return torch.cat(columns, dim=1)
 
     def forward(
-        self, prediction: Predicted, log_alpha: Tensor, taps: Sequence[Tensor]
+        self, prediction: Predicted, meta_precision: Tensor, taps: Sequence[Tensor]
     ) -> tuple[Tensor | None, Tensor, Tensor]:
-        """The distance (N, 1), the terms (N, J) and their sum (N, 1); log α (N, K) is float64."""
+        """The distance (N, 1), the terms (N, J) and their sum (N, 1); meta_precision (N, 1) is float64."""
         distance = None if self.density is None else self.density(taps)
-        terms = self.terms(self.scores(prediction, log_alpha, distance))
+        terms = self.terms(self.scores(prediction, meta_precision, distance))
         return distance, terms, terms.sum(dim=-1, keepdim=True)
 
     def terms(self, scores: Tensor) -> Tensor:
@@ -172,5 +177,5 @@ class FlagScore(nn.Module):
             rows = slice(start, start + ROWS)
             source, z = (torch.from_numpy(np.array(values[rows], dtype=np.float64)) for values in (logits, log_alpha))
             features = [torch.from_numpy(np.array(values[rows], dtype=np.float32)) for values in taps]
-            parts.append(function(predicted(source), z, features))
+            parts.append(function(predicted(source), z.exp().sum(dim=-1, keepdim=True), features))
         return torch.cat(parts).numpy()

@@ -42,14 +42,15 @@ class BundleGraph(nn.Module):
         logits, taps = self.extractor(image)
         log_alpha = self.meta_model(taps).double()
         meta_alpha = log_alpha.exp()
+        meta_precision = meta_alpha.sum(dim=-1, keepdim=True)
         source = logits.double() if self.predicts_by == "base" else log_alpha
         prediction = predicted(source)
-        distance, terms, fused = self.flag_score(prediction, log_alpha, taps)
+        distance, terms, fused = self.flag_score(prediction, meta_precision, taps)
         alpha, total = self.joined_alpha(source, fused)
-        dirichlet, meta_information = joined_scores(alpha, total, meta_alpha, prediction.is_top)
+        dirichlet, meta_information = joined_scores(alpha, total, meta_alpha, meta_precision, prediction.is_top)
         base = prediction.probabilities.float() if self.predicts_by == "base" else logits.softmax(dim=-1)
         return (
-            *(source.argmax(dim=-1), base, *dirichlet, prediction.error.squeeze(1).float(), meta_information),
+            *(prediction.top.squeeze(1), base, *dirichlet, prediction.error.squeeze(1).float(), meta_information),
             *(() if distance is None else (distance.squeeze(1),)),
             *(fused.squeeze(1).float(), terms.float(), meta_alpha.float()),
         )

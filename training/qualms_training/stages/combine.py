@@ -18,7 +18,7 @@ from qualms_training.stages import fit
 from qualms_training.stages.context import RunContext
 from qualms_training.stages.features import features
 
-FORMAT = 4
+FORMAT = 5
 """format of flag_score.pt and joined_alpha.pt; a new number makes the stage run again in existing run folders"""
 FLAG_FILE, ALPHA_FILE, RESULTS_FILE = "flag_score.pt", "joined_alpha.pt", "combine.json"
 
