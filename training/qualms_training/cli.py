@@ -42,6 +42,7 @@ def register(app: typer.Typer) -> None:
     app.command()(compare)
     app.command()(tables)
     app.command("compare-flags")(compare_flags)
+    app.command("toy-figure")(toy_figure)
     app.command()(data)
     app.command()(recipes)
     app.command("bench-fit")(bench_fit)
@@ -193,6 +194,34 @@ def compare_flags(
         seeds=seeds,
         ood=ood or [],
         resamples=resamples,
+    )
+
+
+def toy_figure(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the figure, its numbers and the meta-models.")],
+    data: Data = None,
+    cache: Cache = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of splits, base and meta-models.")] = 0,
+    with_images: Annotated[
+        bool, typer.Option("--with-images", help="Draw the two images beside their densities.")
+    ] = False,
+    device: Device = Device.auto,
+) -> None:
+    """Draw the paper's toy figure: Dirichlet densities of a digit and a FashionMNIST image, by the taps that are used."""
+    from qualms_training.paper.toy_figure import make_toy_figure
+    from qualms_training.recipe import load_recipe
+    from qualms_training.run import pick_device
+
+    make_toy_figure(
+        load_recipe("mnist-lenet"),
+        load_recipe("mnist-lenet-pooled"),
+        "fashion_mnist",
+        out=out,
+        cache=cache or out / "cache",
+        data_dir=data,
+        device=pick_device(device.value),
+        seed=seed,
+        with_images=with_images,
     )
 
 
