@@ -10,7 +10,9 @@ from torch import nn
 
 from qualms_training.errors import ExtraMissingError, ModelError
 from qualms_training.meta.extractor import Extractor, Normalise, Reduce
+from qualms_training.meta.flag_score import FlagScore
 from qualms_training.meta.graph import BundleGraph
+from qualms_training.meta.joined_alpha import JoinedAlpha
 from qualms_training.meta.meta_model import PooledMeta
 from qualms_training.meta.onnx_export import export_graph
 from qualms_training.meta.taps import Tapped, open_head, tap_shapes
@@ -60,9 +62,14 @@ def test_the_exported_graph_agrees_with_pytorch(network: nn.Module) -> None:
     names = list(TAPS)
     shapes = tap_shapes(network, names, torch.zeros(2, 3, 32, 32))
     reduce = Reduce("pool")
-    meta = PooledMeta([reduce.output_shape(shape) for shape in shapes], 10, [8])
-    images = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), dtype=np.uint8)
-    graph = BundleGraph(Extractor(Normalise([0.5] * 3, [0.5] * 3), Tapped(network, names), reduce), meta, "meta")
+    widths = [reduce.output_shape(shape) for shape in shapes]
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (8, 32, 32, 3), dtype=np.uint8)
+    flag_score, joined_alpha = FlagScore([width for (width,) in widths], 10, 100), JoinedAlpha(10, 100)
+    flag_score.fit_scores(rng.normal(size=(100, 4)))
+    joined_alpha.surprisal.fit(rng.normal(size=(100, 1)))
+    extractor = Extractor(Normalise([0.5] * 3, [0.5] * 3), Tapped(network, names), reduce)
+    graph = BundleGraph(extractor, PooledMeta(widths, 10, [8]), flag_score, joined_alpha, "meta")
     _, differences = export_graph(graph, images)
     assert differences["log_alpha"] < 1e-4
 

@@ -53,8 +53,8 @@ def joined_scores(
     """All scores of Dir(alpha) and the mutual information of Dir(meta_alpha), as float32.
 
     alpha and meta_alpha (N, K) and their sums `total` and `meta_total` (N, 1) are float64; is_top (N, K) is true for the
-    largest α of each row. Both distributions go through the same nodes, and all values are converted together: at batch 1, a node takes
-    more time than its arithmetic.
+    largest α of each row. Both distributions go through the same nodes, and all values are converted together: at batch 1,
+    a node takes more time than its arithmetic.
     """
     both = torch.cat([alpha, total, meta_alpha, meta_total], dim=-1)
     values = torch.cat(_evidence_scores(torch.unflatten(both, -1, (2, alpha.shape[-1] + 1))), dim=-1).float()

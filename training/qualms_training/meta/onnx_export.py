@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from onnxscript import ir
-from onnxscript import opset18 as op
+from onnxscript import ir, opset18
 from torch import nn
 
 from qualms.bundle.runtime import INPUT, GraphRunner
@@ -18,6 +17,7 @@ from qualms_training.errors import ExportError
 from qualms_training.meta.graph import BundleGraph
 
 OPSET = 18
+op: Any = opset18  # its operators take values of the exporter, which are not what their annotations name
 """the newest with CUDA kernels for all our operators in every ONNX Runtime that pyproject.toml accepts"""
 LOG_ALPHA_TOLERANCE = 1e-4
 OUTPUT_TOLERANCE = 1e-3
