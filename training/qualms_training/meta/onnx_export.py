@@ -17,8 +17,8 @@ from qualms_training.errors import ExportError
 from qualms_training.meta.graph import BundleGraph
 
 OPSET = 18
-op: Any = opset18  # its operators take values of the exporter, which are not what their annotations name
 """the newest with CUDA kernels for all our operators in every ONNX Runtime that pyproject.toml accepts"""
+op: Any = opset18  # its operators take values of the exporter, which are not what their annotations name
 LOG_ALPHA_TOLERANCE = 1e-4
 OUTPUT_TOLERANCE = 1e-3
 """of every other output, relative above 1 and absolute below; larger than the changes that log α's tolerance causes"""
