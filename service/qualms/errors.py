@@ -15,6 +15,7 @@ QualmsError
 ├── RecipeError            a recipe has an unknown key or an invalid value         (qualms_training.errors)
 ├── ModelError             weights, taps or architecture are not usable            (qualms_training.errors)
 ├── ExportError            the exported graph does not agree with PyTorch          (qualms_training.errors)
+├── ConversionError        a run folder is too old, damaged or unfinished          (qualms_training.errors)
 └── NotApplicableError     a method does not apply to the data or the base model   (qualms_training.paper.method)
 
 Invalid HTTP requests raise `qualms.web.problems.Problem`, which is not part of this tree.

@@ -5,7 +5,16 @@ from difflib import get_close_matches
 
 from qualms.errors import DataError, ExtraMissingError, QualmsError
 
-__all__ = ["DataError", "ExportError", "ExtraMissingError", "ModelError", "QualmsError", "RecipeError", "did_you_mean"]
+__all__ = [
+    "ConversionError",
+    "DataError",
+    "ExportError",
+    "ExtraMissingError",
+    "ModelError",
+    "QualmsError",
+    "RecipeError",
+    "did_you_mean",
+]
 
 
 class RecipeError(QualmsError):
@@ -18,6 +27,10 @@ class ModelError(QualmsError):
 
 class ExportError(QualmsError):
     """The model cannot be exported, or the exported graph does not agree with PyTorch."""
+
+
+class ConversionError(QualmsError):
+    """A run folder is too old, damaged or unfinished."""
 
 
 def did_you_mean(name: str, accepted: Iterable[str]) -> str:

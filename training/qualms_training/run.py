@@ -1,7 +1,7 @@
 """Run a recipe: check it, run every stage for every seed, and report the evaluations."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -43,38 +43,35 @@ def train_recipe(
         context = RunContext(recipe, seed, folder, cache, data_dir, device, display, only)
         if seed == seeds[0]:
             check.run(context)
-            _save_settings(recipe, device, out / "run.json")
+            save_settings(recipe, device, out)
             _make_folder(cache)
-        for stage in Stage:
-            if only in (None, stage):
-                display.note(f"[bold]{stage}[/bold]")
-                importlib.import_module(f"qualms_training.stages.{stage}").run(context)
+        run_stages(context, [stage for stage in Stage if only in (None, stage)])
 
     if only not in (None, Stage.evaluate):
         return []
-    manifests = [open_bundle(folder / "model.onnx").manifest for folder in folders.values()]
-    evaluations = [manifest.evaluation for manifest in manifests if manifest.evaluation is not None]
-    _report(recipe, evaluations, out, display)
-    return evaluations
+    return report_evaluations(recipe, [folder / "model.onnx" for folder in folders.values()], out, display)
 
 
-def _save_settings(recipe: Recipe, device: torch.device, file: Path) -> None:
+def run_stages(context: RunContext, stages: Iterable[Stage]) -> None:
+    """Run stages of one seed, in the given order."""
+    for stage in stages:
+        context.display.note(f"[bold]{stage}[/bold]")
+        importlib.import_module(f"qualms_training.stages.{stage}").run(context)
+
+
+def save_settings(recipe: Recipe, device: torch.device, out: Path) -> None:
+    """Write recipe, library versions and device to `out`/run.json."""
     settings = {"recipe": recipe.model_dump(mode="json"), "versions": versions(), "device": str(device)}
     try:
-        save_json(file, settings)
+        save_json(out / "run.json", settings)
     except OSError as error:
-        raise QualmsError(f"Folder {file.parent} cannot be written to: {error.strerror}.") from error
+        raise QualmsError(f"Folder {out} cannot be written to: {error.strerror}.") from error
 
 
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise QualmsError(f"Folder {folder} cannot be made: {error.strerror}.") from error
-
-
-def _report(recipe: Recipe, evaluations: Sequence[Evaluation], out: Path, display: Display) -> None:
-    """Print the tables and write them to `out/report.md`."""
+def report_evaluations(recipe: Recipe, bundles: Sequence[Path], out: Path, display: Display) -> list[Evaluation]:
+    """The evaluations in the bundles of all seeds, printed as tables and written to `out`/report.md."""
+    manifests = [open_bundle(bundle).manifest for bundle in bundles]
+    evaluations = [manifest.evaluation for manifest in manifests if manifest.evaluation is not None]
     grids = all_grids(evaluations, recipe.paper_id)
     for grid in grids:
         display.console.print(to_rich(grid))
@@ -84,6 +81,14 @@ def _report(recipe: Recipe, evaluations: Sequence[Evaluation], out: Path, displa
     display.note(
         f"Report: {escape(str(out / 'report.md'))}; each seed's folder holds model.onnx, evaluation.json and plots."
     )
+    return evaluations
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise QualmsError(f"Folder {folder} cannot be made: {error.strerror}.") from error
 
 
 def pick_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
