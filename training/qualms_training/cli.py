@@ -39,6 +39,7 @@ def register(app: typer.Typer) -> None:
     app.command()(train)
     app.command()(evaluate)
     app.command()(calibrate)
+    app.command()(convert)
     app.command()(compare)
     app.command()(tables)
     app.command("compare-flags")(compare_flags)
@@ -111,6 +112,21 @@ def calibrate(
         raise typer.BadParameter(f"the embedded model {model} cannot be overwritten: give --out")
     path = resolve_model(model)
     recalibrate(path, data, out or path, name=name, target_fpr=target_fpr, target_risk=target_risk)
+
+
+def convert(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that an earlier version made.")],
+    data: Data = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Cache folder of the run, with its trained base.", show_default="RUN/cache")
+    ] = None,
+    device: Device = Device.auto,
+) -> None:
+    """Give a run of an earlier version the joined α and the present flag score; nothing is trained again."""
+    from qualms_training.conversion import convert_run
+    from qualms_training.run import pick_device
+
+    convert_run(run, cache=cache or run / "cache", data_dir=data, device=pick_device(device.value))
 
 
 def compare(
