@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from qualms_training.errors import DataError
 
 SPLITS = ("train", "validation", "fit", "calibration")
-"""used to train base and meta-model; to stop training; for weights of the fused score and candidate trust thresholds; for
-thresholds and p-values"""
+"""used to train base and meta-model; to stop training; for the distribution of scores, the temperature of α and candidate trust
+thresholds; for thresholds and p-values"""
 
 
 def make_splits(n: int, sizes: Mapping[str, int], seed: int) -> dict[str, NDArray[np.int64]]:

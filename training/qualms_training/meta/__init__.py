@@ -1,1 +1,1 @@
-"""The modules of the exported graph: taps, meta-model, scores, density and fusion; and the ONNX export."""
+"""The modules of the exported graph: taps, meta-model, flag score, joined α and its scores; and the ONNX export."""
