@@ -1,6 +1,5 @@
-"""The flag score is the sum of the surprisals of generalised entropy, meta-model precision and distance."""
+"""The flag score is the sum of a softmax term and of terms for abnormal evidence and distance."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,20 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from scipy.special import logsumexp
+from scipy.special import logsumexp, softmax
+from scipy.stats import entropy
 
+from qualms_training.errors import DataError
 from qualms_training.fitting.feature_cache import Features
-from qualms_training.meta.flag_score import ROWS, FlagScore, generalised_entropy, predicted
-from qualms_training.meta.surprisal import Surprisal
+from qualms_training.meta.flag_score import (
+    LOWEST,
+    MIN_ENTROPY,
+    MIN_IMAGES,
+    ROWS,
+    FlagScore,
+    generalised_entropy,
+    predicted,
+)
 from qualms_training.paper.inputs import BaseOutputs
 from qualms_training.paper.methods.post_hoc.gen import GEN
 
@@ -23,7 +31,8 @@ K, WIDTHS = 5, (8, 12)
 def by_table_method(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """The generalised entropy as the method of the paper's tables computes it, (N,)."""
     outputs = BaseOutputs(Features([], logits.astype(np.float32), Path("nowhere")), np.zeros((len(logits), 1)))
-    return GEN().score(outputs).scores["generalised_entropy"]
+    largest = max(10, -(-logits.shape[1] // 10))
+    return GEN(largest=largest).score(outputs).scores["generalised_entropy"]
 
 
 def sharp_logits(classes: int) -> NDArray[np.float64]:
@@ -36,7 +45,7 @@ def sharp_logits(classes: int) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("classes", [2, 10, 100, 101, 1000])
-def test_generalised_entropy_is_that_of_the_tables_for_any_number_of_classes(classes: int) -> None:
+def test_generalised_entropy_is_that_of_the_tables_over_a_tenth_of_the_classes(classes: int) -> None:
     logits = sharp_logits(classes)
     ours = generalised_entropy(predicted(torch.from_numpy(logits)))
     assert ours.shape == (len(logits), 1)
@@ -78,7 +87,8 @@ class Images:
         self.labels = rng.integers(K, size=n)
         points = 2 * centres[self.labels] + rng.normal(size=(n, sum(WIDTHS))) + shift
         self.logits = (points @ centres.T / 4).astype(np.float32)
-        self.log_alpha = (self.logits + rng.normal(size=(n, K))).astype(np.float32)
+        # The range of the meta-model's log α.
+        self.log_alpha = (self.logits + rng.normal(size=(n, K))).clip(-10, 12).astype(np.float32)
         split = np.split(points.astype(np.float16 if half else np.float32), [WIDTHS[0]], axis=1)
         self.taps: list[NDArray[Any]] = split
 
@@ -97,49 +107,105 @@ def fitted(images: Images, *, distance: bool = True) -> FlagScore:
 
 def run(flag_score: FlagScore, images: Images) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
     logits, log_alpha = (torch.from_numpy(values).double() for values in (images.logits, images.log_alpha))
-    taps = [torch.from_numpy(tap).float() for tap in images.taps]
-    result: tuple[torch.Tensor | None, torch.Tensor, torch.Tensor] = flag_score(predicted(logits), log_alpha, taps)
+    precision, taps = log_alpha.exp().sum(dim=1, keepdim=True), [torch.from_numpy(tap).float() for tap in images.taps]
+    result: tuple[torch.Tensor | None, torch.Tensor, torch.Tensor] = flag_score(predicted(logits), precision, taps)
     return result
 
 
+def standardised(fit: NDArray[np.float64], test: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray((test - fit.mean()) / fit.std())
+
+
+def gated(fit: NDArray[np.float64], test: NDArray[np.float64]) -> NDArray[np.float64]:
+    """0 up to one standard deviation above the mean; from there to five, the slope rises to 1 in five steps."""
+    z = standardised(fit, test)
+    return np.asarray(sum(np.maximum(z - gate, 0) for gate in (1, 2, 3, 4, 5)) / 5)
+
+
+def log_entropy(images: Images) -> NDArray[np.float64]:
+    values = entropy(softmax(images.logits.astype(np.float64), axis=1), axis=1)
+    return np.asarray(np.log(np.maximum(values, MIN_ENTROPY)))
+
+
+def log_generalised_entropy(images: Images) -> NDArray[np.float64]:
+    return np.asarray(np.log(np.maximum(by_table_method(images.logits.astype(np.float64)), MIN_ENTROPY)))
+
+
+def negated_log_precision(images: Images) -> NDArray[np.float64]:
+    return np.asarray(-logsumexp(images.log_alpha.astype(np.float64), axis=1))
+
+
 @pytest.mark.parametrize("shift", [0.0, 3.0, 1000.0])
-def test_terms_are_the_surprisals_of_their_scores_and_sum_to_the_flag_score(shift: float) -> None:
+def test_terms_are_in_standard_deviations_of_the_fit_images_and_sum_to_the_flag_score(shift: float) -> None:
     fit, test = Images(400, seed=1), Images(200, seed=2, shift=shift)
     flag_score = fitted(fit)
-    assert flag_score.names == ["generalised_entropy", "meta_precision", "distance"]
+    assert flag_score.names == ["softmax", "evidence", "distance"]
     assert flag_score.density is not None
-
-    def scores(images: Images) -> NDArray[np.float64]:
-        assert flag_score.density is not None
-        distances = flag_score.density([torch.from_numpy(tap) for tap in images.taps])
-        entropy, evidence = by_table_method(images.logits.astype(np.float64)), logsumexp(images.log_alpha, axis=1)
-        return np.column_stack([entropy, -evidence, distances.numpy()]).astype(np.float64)
-
+    distances = [
+        flag_score.density([torch.from_numpy(tap) for tap in images.taps]).squeeze(1).double().numpy()
+        for images in (fit, test)
+    ]
+    both = [standardised(score(fit), score(test)) for score in (log_entropy, log_generalised_entropy)]
+    expected = np.column_stack(
+        [
+            np.maximum(np.mean(both, axis=0), -LOWEST),
+            gated(negated_log_precision(fit), negated_log_precision(test)),
+            gated(*distances),
+        ]
+    )
     distance, terms, total = run(flag_score, test)
     assert distance is not None
-    np.testing.assert_allclose(distance.squeeze(1), scores(test)[:, 2], rtol=1e-6)
-    for index, halvings in enumerate([0, 0, 1]):  # the distance counts only beyond its median
-        surprisal = Surprisal(1, 400)
-        surprisal.fit(scores(fit)[:, [index]], [halvings])
-        expected = surprisal(torch.from_numpy(scores(test)[:, [index]])).squeeze(1)
-        np.testing.assert_allclose(terms[:, index], expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(distance.squeeze(1), distances[1], rtol=1e-6)
+    np.testing.assert_allclose(terms, expected, rtol=1e-4, atol=1e-4)
     assert total.shape == (200, 1)
     torch.testing.assert_close(total.squeeze(1), terms.sum(dim=1))
 
 
-def test_half_of_the_in_distribution_images_have_an_ordinary_distance_that_adds_nothing() -> None:
+def test_ordinary_evidence_and_distance_add_nothing() -> None:
     fit = Images(1000, seed=1)
     _, terms, _ = run(fitted(fit), fit)
-    assert (terms[:, 2] == 0).double().mean() == pytest.approx(0.5, abs=0.002)
-    assert (terms[:, 2] >= 0).all()
-    assert (terms[:, :2] >= -math.log(2) - 1e-9).all()
+    assert (terms[:, 1:] >= 0).all()
+    evidence = negated_log_precision(fit)
+    ordinary = standardised(evidence, evidence) <= 1
+    assert 0.7 < ordinary.mean() < 1
+    np.testing.assert_array_equal(terms[ordinary, 1], 0)
+    assert (terms[~ordinary, 1] > 0).all()
+
+
+def test_gated_terms_grow_with_the_slope_of_a_standard_deviation_far_away() -> None:
+    flag_score = FlagScore(WIDTHS, K, 400, distance=False)
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(400, 3)) * [1.0, 2.0, 0.5] + [0.0, -1.0, 7.0]
+    flag_score.fit_scores(scores)
+    deviation = scores[:, 2].std()
+    far = np.array([[0.0, -1.0, 7.0 - steps * deviation] for steps in (50.0, 51.0)])
+    terms = flag_score.terms(torch.from_numpy(far))
+    assert float(terms[1, 1] - terms[0, 1]) == pytest.approx(1)
+    assert float(terms[0, 0]) == pytest.approx(float(terms[1, 0]))
+
+
+def test_certain_predictions_have_a_finite_flag_score() -> None:
+    fit, certain = Images(400, seed=1), Images(3, seed=2)
+    certain.logits[:] = 0.0
+    certain.logits[:, 1] = 100.0, 1000.0, 1e30  # probabilities from 1e-44 to 0
+    scores = fitted(fit).of_arrays(*certain.arrays)
+    assert np.isfinite(scores).all()
+    assert scores[2] <= scores[0]
+
+
+@pytest.mark.parametrize("images", [5, MIN_IMAGES - 1])
+def test_the_error_for_too_few_images_states_the_number_needed(images: int) -> None:
+    with pytest.raises(
+        DataError, match=f"The fit split has {images} images; the flag score needs {MIN_IMAGES} or more"
+    ):
+        FlagScore(WIDTHS, K, images)
 
 
 def test_without_distance_the_flag_score_has_two_terms() -> None:
     fit = Images(400, seed=1)
     with_distance, without = fitted(fit), fitted(fit, distance=False)
     assert without.density is None
-    assert without.names == ["generalised_entropy", "meta_precision"]
+    assert without.names == ["softmax", "evidence"]
     distance, terms, total = run(without, fit)
     assert distance is None
     torch.testing.assert_close(terms, run(with_distance, fit)[1][:, :2])

@@ -11,9 +11,9 @@ from qualms_training.errors import DataError
 from qualms_training.meta.surprisal import MIN_TAIL, Surprisal
 
 
-def fitted(scores: NDArray[np.float64], *halvings: int) -> Surprisal:
+def fitted(scores: NDArray[np.float64]) -> Surprisal:
     surprisal = Surprisal(scores.shape[1], len(scores))
-    surprisal.fit(scores, halvings)
+    surprisal.fit(scores)
     return surprisal
 
 
@@ -54,21 +54,12 @@ def test_scores_below_the_smallest_differ_but_take_at_most_0_7_nats_off() -> Non
     np.testing.assert_allclose(far_below, -math.log(2))
 
 
-@pytest.mark.parametrize("halvings", [0, 1, 2])
-def test_a_score_with_halvings_counts_only_beyond_its_quantile(halvings: int) -> None:
-    fit = np.random.default_rng(0).normal(size=(1000, 1))
-    scores = np.linspace(-8, 8, 1001)
-    whole, beyond = one_column(fitted(fit), scores), one_column(fitted(fit, halvings), scores)
-    expected = whole if halvings == 0 else np.maximum(whole - halvings * math.log(2), 0)
-    np.testing.assert_allclose(beyond, expected, atol=1e-9)
-
-
 def test_scores_do_not_affect_each_other() -> None:
     rng = np.random.default_rng(0)
     fit, test = rng.gamma([1.0, 5.0, 0.3], size=(300, 3)), rng.gamma([1.0, 5.0, 0.3], size=(50, 3)) * 2
-    together = fitted(fit, 0, 1, 2)(torch.from_numpy(test)).numpy()
+    together = fitted(fit)(torch.from_numpy(test)).numpy()
     for index in range(3):
-        alone = one_column(fitted(fit[:, [index]], index), test[:, index])
+        alone = one_column(fitted(fit[:, [index]]), test[:, index])
         np.testing.assert_allclose(together[:, index], alone, atol=1e-9)
 
 
@@ -86,7 +77,7 @@ def test_constant_fit_scores_give_surprisal_only_to_larger_scores() -> None:
 
 def test_a_saved_state_gives_the_same_surprisals() -> None:
     rng = np.random.default_rng(0)
-    saved, scores = fitted(rng.gamma(1.0, size=(300, 2)), 0, 1), torch.from_numpy(rng.gamma(2.0, size=(50, 2)))
+    saved, scores = fitted(rng.gamma(1.0, size=(300, 2))), torch.from_numpy(rng.gamma(2.0, size=(50, 2)))
     loaded = Surprisal(2, 300)
     loaded.load_state_dict(saved.state_dict())
     torch.testing.assert_close(loaded(scores), saved(scores), rtol=0, atol=0)
