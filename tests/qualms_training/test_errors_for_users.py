@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
 from qualms_training.models import build
 
 pytestmark = pytest.mark.slow
@@ -94,6 +95,18 @@ def unsupported_target(_: Path) -> str:
     return edited(("target_fpr = 0.05", "target_fpr = 1e-4"))
 
 
+def unknown_flag_score(_: Path) -> str:
+    return edited(("target_fpr = 0.05", 'target_fpr = 0.05\nscore = "energy"'))
+
+
+def unknown_trust_score(_: Path) -> str:
+    return edited(("target_fpr = 0.05", 'target_fpr = 0.05\ntrust_score = "softmax"'))
+
+
+def unknown_stop_score(_: Path) -> str:
+    return edited(("grid = 2", 'grid = 2\nstop_score = "fused"'))
+
+
 CASES: dict[Callable[[Path], str], tuple[str, ...]] = {
     unknown_key: ("meta.kl_wieght", "unknown"),
     missing_data: ("'mnist'", "qualms data mnist"),
@@ -102,6 +115,9 @@ CASES: dict[Callable[[Path], str], tuple[str, ...]] = {
     weights_with_nan: ("'conv2.weight'", "1 of 1152", "not finite"),
     tap_typo: ("'poool2'", "did you mean", "'pool2'"),
     unsupported_target: ("0.0001", "29,956 calibration images", "1,000"),
+    unknown_flag_score: ("operating.score is 'energy'; accepted are ", ", ".join(SCORES)),
+    unknown_trust_score: ("operating.trust_score is 'softmax'; accepted are ", ", ".join(SCORES)),
+    unknown_stop_score: ("meta.stop_score is 'fused'; accepted are ", ", ".join(DIRICHLET_SCORES)),
 }
 
 
