@@ -333,13 +333,11 @@ def test_flag_score_and_joined_alpha_are_fitted_to_the_fit_split(
     part = context.data.parts["fit"]
     outputs = GraphRunner(bundle.graph)(part.images)
     results = json.loads((tiny_run / "seed-0" / "combine.json").read_text())
-    assert results["terms"] == ["generalised_entropy", "meta_precision", "distance"]
+    assert results["terms"] == ["softmax", "evidence", "distance"]
     assert results["temperature"] == pytest.approx(temperature(base.logits(context, "fit"), part.labels), rel=1e-3)
-    # The smallest score of each term has the surprisal 0, and half of the images have more than log 2 or, of the distance,
-    # more than 0.
-    terms = outputs["fused_terms"]
-    np.testing.assert_allclose(terms.min(axis=0), 0, atol=2e-3)
-    np.testing.assert_allclose(np.median(terms, axis=0), [np.log(2), np.log(2), 0], atol=0.02)
+    # The softmax term has mean 0 on the images that it is fitted to, and ordinary evidence or distance adds nothing.
+    assert outputs["fused_terms"][:, 0].mean() == pytest.approx(0, abs=1e-3)
+    assert (np.median(outputs["fused_terms"][:, 1:], axis=0) == 0).all()
     evidence = outputs["precision"] - len(bundle.manifest.classes)
     assert np.median(evidence) == pytest.approx(EVIDENCE_PER_CLASS * len(bundle.manifest.classes) / 2, rel=0.02)
 
@@ -347,7 +345,7 @@ def test_flag_score_and_joined_alpha_are_fitted_to_the_fit_split(
 def test_the_manifest_names_the_kind_of_alpha_and_the_terms_of_the_flag_score(bundle: Bundle) -> None:
     manifest = bundle.manifest
     assert manifest.alpha == "joined"
-    assert manifest.flag_terms == ["generalised_entropy", "meta_precision", "distance"]
+    assert manifest.flag_terms == ["softmax", "evidence", "distance"]
     assert (manifest.operating.score, manifest.operating.trust_score) == ("fused", "predicted_error")
 
 
@@ -372,7 +370,7 @@ def test_a_recipe_without_distance_has_a_flag_score_of_two_terms(copy: Path, tin
     run(tiny({"distance": False}), copy)
     bundle = open_bundle(copy / "seed-0" / "model.onnx")
     assert list(bundle.manifest.scores) == [name for name in SCORES if name != "distance"]
-    assert bundle.manifest.flag_terms == ["generalised_entropy", "meta_precision"]
+    assert bundle.manifest.flag_terms == ["softmax", "evidence"]
     assert "distance" not in GraphRunner(bundle.graph).outputs
 
 
@@ -382,7 +380,7 @@ def test_a_recipe_of_the_published_form_has_a_joined_alpha(tiny: Alter, tmp_path
     bundle = open_bundle(tmp_path / "seed-0" / "model.onnx")
     assert (bundle.manifest.alpha, bundle.manifest.operating.score) == ("joined", "fused")
     assert "distance" not in bundle.manifest.scores
-    assert "flag score: generalised_entropy + meta_precision; α = 1 + n·p with temperature" in output
+    assert "flag score: softmax + evidence; α = 1 + n·p with temperature" in output
 
 
 def test_a_changed_target_repeats_only_the_calibration(copy: Path, tiny: Alter, no_work: Callable[..., None]) -> None:

@@ -15,6 +15,7 @@ import torch
 from anyio.from_thread import start_blocking_portal
 from PIL import Image
 from rich.console import Console
+from scipy.special import softmax
 
 from qualms.bundle.file import Bundle, open_bundle
 from qualms.bundle.runtime import GraphRunner
@@ -24,6 +25,7 @@ from qualms.web.app import create_app
 from qualms_training.console import Display
 from qualms_training.data import load
 from qualms_training.errors import ModelError, RecipeError
+from qualms_training.meta.joined_alpha import temperature
 from qualms_training.paper.command import make_tables
 from qualms_training.paper.definition import load_benchmark
 from qualms_training.paper.evaluation_protocol import Protocol
@@ -33,7 +35,6 @@ from qualms_training.reporting.evaluation import evaluate_bundle
 from qualms_training.run import train_recipe
 from qualms_training.stages import combine
 from qualms_training.stages.context import RunContext
-from qualms_training.stages.features import features
 
 pytestmark = pytest.mark.slow
 
@@ -102,7 +103,8 @@ def test_the_meta_model_predicts_and_the_base_probabilities_are_the_bases_own(bu
     outputs = GraphRunner(bundle.graph)(np.asarray(load("shapes", "test").images[:50]))
     assert outputs["base_probabilities"].shape == (50, 7)
     assert outputs["alpha"].shape == outputs["probabilities"].shape == (50, 4)
-    np.testing.assert_array_equal(outputs["prediction"], outputs["alpha"].argmax(axis=1))
+    for name in ("alpha", "meta_alpha"):
+        np.testing.assert_array_equal(outputs["prediction"], outputs[name].argmax(axis=1))
 
 
 def test_there_is_no_accuracy_and_no_score_of_a_base_that_does_not_predict(bundle: Bundle, output: str) -> None:
@@ -132,14 +134,20 @@ def test_trust_is_calibrated_on_the_meta_models_predictions(bundle: Bundle) -> N
         assert row.realised is None or row.realised <= 2 * row.target
 
 
-def test_the_fused_score_is_fitted_to_errors_of_the_served_predictions(
+def test_the_joined_alpha_has_the_meta_models_probabilities(
     bundle: Bundle, folder: Path, recipe: Recipe, display: Display
 ) -> None:
     context = RunContext(recipe, 0, folder / "run" / "seed-0", folder / "cache", None, CPU, display)
     part = context.data.parts["fit"]
-    wrong = combine.misclassified(context, features(context, "fit"), part.labels)
-    served = GraphRunner(bundle.graph)(part.images)["prediction"]
-    np.testing.assert_array_equal(wrong, served != part.labels)
+    outputs = GraphRunner(bundle.graph)(part.images)
+    logits = np.log(outputs["meta_alpha"])
+    fitted = combine.results(context)["temperature"]
+    assert fitted == pytest.approx(temperature(logits, part.labels), rel=1e-3)
+    evidence = outputs["precision"] - len(bundle.manifest.classes)
+    expected = 1 + evidence[:, None] * softmax(logits.astype(np.float64) / fitted, axis=1)
+    np.testing.assert_allclose(outputs["alpha"], expected, rtol=1e-3)
+    error = 1 - softmax(logits.astype(np.float64), axis=1).max(axis=1)
+    np.testing.assert_allclose(outputs["predicted_error"], error, rtol=1e-3, atol=1e-6)
 
 
 def test_a_finished_bundle_can_be_evaluated_again(bundle: Bundle, display: Display) -> None:
