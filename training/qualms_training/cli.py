@@ -49,6 +49,7 @@ def register(app: typer.Typer) -> None:
     app.command("bench-fit")(bench_fit)
     app.command("bench-graph")(bench_graph)
     app.command("bench-scores")(bench_scores)
+    app.command("gpu-table")(gpu_table)
 
 
 def train(
@@ -297,3 +298,25 @@ def bench_scores() -> None:
     from qualms_training.bench.score_accuracy import bench_scores as bench
 
     bench()
+
+
+def gpu_table(
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="none")] = None,
+    graph: Annotated[
+        list[Path] | None,
+        typer.Option(help="ONNX file to include; repeat for more.", exists=True, dir_okay=False, show_default="none"),
+    ] = None,
+    wheels: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of onnxruntime-gpu wheels that open the graphs; needs Linux and gcc.",
+            exists=True,
+            file_okay=False,
+            show_default="none",
+        ),
+    ] = None,
+) -> None:
+    """Tabulate which nodes of the exported graphs each release of onnxruntime-gpu runs on a GPU; none is needed."""
+    from qualms_training.bench.gpu_table import gpu_table as make
+
+    make(out, graph or [], wheels)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
+from qualms.bundle.embedded import available, resolve_model
 from qualms_training.bench.gpu_table import NETWORKS, export, networks
 from qualms_training.gpu import kernels
 from qualms_training.gpu.placement import optimise, place, read_graph
@@ -32,6 +33,11 @@ def test_every_node_runs_on_cuda(name: str) -> None:
     if name == "EfficientNet-Lite0" and importlib.util.find_spec("efficientnet_lite_pytorch") is None:
         pytest.skip("EfficientNet-Lite0 needs the packages of the extra transfer")
     assert_runs_on_cuda_alone(export(dict(networks())[name]))
+
+
+@pytest.mark.parametrize("name", available())
+def test_every_node_of_an_embedded_model_runs_on_cuda(name: str) -> None:
+    assert_runs_on_cuda_alone(resolve_model(name).read_bytes())
 
 
 class GeneralisedEntropy(nn.Module):
