@@ -1,4 +1,4 @@
-"""A run of an earlier version gets the joined α without training; a run that cannot be converted is left as it is."""
+"""Runs of earlier versions: they get the joined α without training, or are left as they are if they cannot be converted."""
 
 import io
 import json
@@ -9,16 +9,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
-from qualms.bundle.file import open_bundle
+from qualms.bundle.file import open_bundle, write_bundle
+from qualms.bundle.manifest import OperatingDefaults, TrustGrid
+from qualms.decisions.calibration import trust_grid
+from qualms.decisions.trust import count_accepted
 from qualms_training import conversion
 from qualms_training.console import Display
 from qualms_training.conversion import convert_run, recorded_recipe
 from qualms_training.errors import ConversionError, ModelError, QualmsError
 from qualms_training.recipe import load_recipe
+from qualms_training.reporting.evaluation import evaluate_bundle
 from qualms_training.run import train_recipe
 from qualms_training.stages import Stage, base, combine, evaluate, export, fit
 
@@ -256,6 +261,40 @@ def test_a_damaged_base_is_named(earlier: Path) -> None:
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ModelError, match=f"{file.name}.* cannot be read"):
         convert(earlier)
+
+
+def test_a_bundle_of_an_earlier_version_can_still_be_evaluated(tiny_bundle: Path, display: Display) -> None:
+    """Such a bundle has sorted calibration scores, counts for trust, and the recipe as it was recorded then."""
+    bundle = open_bundle(tiny_bundle)
+    manifest = bundle.manifest
+    calibration, origin = manifest.calibration, manifest.provenance
+    later = ("predicted_error", "meta_mutual_information", "fused_terms", "meta_alpha")
+    names = [name for name in manifest.scores if name not in later]
+    errors = calibration.scores["error_probability"]
+    wrong = np.isin(np.arange(calibration.n), calibration.wrong or [])[errors.argsort()]
+    levels, thresholds = trust_grid(errors)
+    accepted, failed = count_accepted(np.sort(errors), wrong, thresholds)
+    trust = TrustGrid(levels=levels, thresholds=thresholds, accepted=accepted.tolist(), errors=failed.tolist())
+    scores = {name: np.sort(calibration.scores[name]) for name in names}
+    outputs = {name: values for name, values in manifest.golden.outputs.items() if name not in later}
+    recipe = as_earlier_version({"recipe": origin.recipe})["recipe"]
+    changes = {
+        "alpha": "meta",
+        "flag_terms": [],
+        "scores": {name: manifest.scores[name] for name in names},
+        "operating": OperatingDefaults.model_validate(recipe["operating"]),
+        "calibration": calibration.model_copy(update={"scores": scores, "wrong": None, "trust": trust}),
+        "golden": manifest.golden.model_copy(update={"outputs": outputs}),
+        "provenance": origin.model_copy(update={"recipe": recipe}),
+        "evaluation": None,
+    }
+    write_bundle(tiny_bundle, bundle.graph, manifest.model_copy(update=changes))
+    evaluation = evaluate_bundle(tiny_bundle, None, display=display)
+    assert manifest.evaluation is not None
+    assert evaluation.accuracy == manifest.evaluation.accuracy
+    assert {row.score for row in evaluation.ood} == {*names, "base_entropy", "base_max_probability"}
+    assert {row.distribution for row in evaluation.probabilities} == {"alpha", "base"}
+    assert len(evaluation.realised) == 4
 
 
 def test_the_command_prints_one_sentence_for_a_folder_that_is_not_a_run(tmp_path: Path) -> None:
