@@ -27,8 +27,10 @@ from qualms_training.paper.methods.whole_network.training import (
 )
 from qualms_training.recipe import Count, NotNegative, Positive
 
-MAX_LOG_ALPHA = 40.0
-"""upper limit of log α; above it, the gamma functions of the loss overflow in float64"""
+MAX_LOG_EVIDENCE = 40.0
+"""upper limit of the log evidence that is scored"""
+MAX_LOG_ALPHA = 24.0
+"""upper limit of log α in the loss, whose gamma functions multiply 24 numbers of this size and overflow above 1e12"""
 
 
 @dataclass
@@ -88,7 +90,7 @@ class PostNet(ImageMethod):
         to K.
         """
         log_evidence = outputs(self.model, images, self.device)
-        alpha = 1 + log_evidence.clamp(max=MAX_LOG_ALPHA).exp()
+        alpha = 1 + log_evidence.clamp(max=MAX_LOG_EVIDENCE).exp()
         p = (alpha / alpha.sum(dim=1, keepdim=True)).numpy()
         scores = {
             "precision": -log_evidence.logsumexp(dim=1).numpy(),
