@@ -1,16 +1,20 @@
 """The tables' flag score and joined α are those of a bundle's modules."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
+from qualms_training.fitting.feature_cache import Features
 from qualms_training.meta.dirichlet import dirichlet_scores
 from qualms_training.meta.flag_score import FlagScore, predicted
 from qualms_training.meta.joined_alpha import JoinedAlpha
-from qualms_training.paper.inputs import LabelledOutputs, PostHocInputs
+from qualms_training.paper.inputs import BaseOutputs, LabelledOutputs, PostHocInputs
 from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta
 from qualms_training.paper.methods.trained_heads.fused import Fused
 
@@ -37,14 +41,23 @@ def test_predictions_are_those_of_the_network_that_predicts(
     assert (outputs.predictions != expected.numpy()).any()
 
 
-def test_flag_score_and_mutual_information_detect_ood_data(fused: Fused, draw_outputs: DrawOutputs) -> None:
+def between(*sets: BaseOutputs) -> BaseOutputs:
+    """The base's outputs for images in the middle of those of several sets."""
+    taps: list[NDArray[Any]] = [np.mean(tap, axis=0) for tap in zip(*(one.features.taps for one in sets), strict=True)]
+    logits = np.mean([one.logits for one in sets], axis=0).astype(np.float32)
+    return BaseOutputs(Features(taps, logits, Path("nowhere")), np.mean([one.penultimate for one in sets], axis=0))
+
+
+def test_flag_score_and_mutual_information_detect_images_between_the_classes(
+    fused: Fused, draw_outputs: DrawOutputs
+) -> None:
     known = fused.score(draw_outputs(400, seed=3).outputs).scores
-    ood = fused.score(draw_outputs(400, seed=4, shift=3.0).outputs).scores
+    ood = fused.score(between(*(draw_outputs(400, seed=seed).outputs for seed in range(40, 44)))).scores
     assert set(known) == {
         *("fused", "entropy", "mutual_information", "differential_entropy", "precision", "max_probability"),
     }
     for score in ("fused", "mutual_information", "precision"):
-        assert roc_auc_score(np.arange(800) >= 400, np.concatenate([known[score], ood[score]])) > 0.9
+        assert roc_auc_score(np.arange(800) >= 400, np.concatenate([known[score], ood[score]])) > 0.75
 
 
 def test_scores_equal_those_of_a_bundles_modules_fitted_to_the_same_images(
@@ -64,7 +77,8 @@ def test_scores_equal_those_of_a_bundles_modules_fitted_to_the_same_images(
     logits = torch.from_numpy(outputs.logits)
     features = outputs.features.batch(np.arange(40), torch.device("cpu"))
     with torch.inference_mode():
-        _, _, expected = flag_score(predicted(logits), meta.head(outputs).double(), features)
+        precision = meta.head(outputs).double().exp().sum(dim=1, keepdim=True)
+        _, _, expected = flag_score(predicted(logits), precision, features)
         alpha, _ = joined_alpha(logits, expected)
     scores = method.score(outputs).scores
     np.testing.assert_allclose(scores["fused"], expected.squeeze(1), rtol=1e-4, atol=1e-4)
