@@ -210,8 +210,14 @@ def test_servers_are_ended_after_an_interrupt_or_error(
             return super().__call__(url, bodies, seconds, concurrency)
 
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises((KeyboardInterrupt, SystemExit, ZeroDivisionError)):
-        compare(str(bundle_file), seconds=0.1, concurrencies=[1], generator=Interrupted(), console=string_console())
+    inherited = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # shells start background jobs with SIGINT ignored
+    try:
+        with pytest.raises((KeyboardInterrupt, SystemExit, ZeroDivisionError)):
+            compare(str(bundle_file), seconds=0.1, concurrencies=[1], generator=Interrupted(), console=string_console())
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     assert len(started) == 2
     assert all(process.returncode is not None for process in started)
     assert signal.getsignal(signal.SIGTERM) == before
