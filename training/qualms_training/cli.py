@@ -198,8 +198,8 @@ def compare_flags(
     device: Device = Device.auto,
 ) -> None:
     """Compare the flag score with its predecessor and every single score; an interrupted run continues when started again."""
-    from qualms_training.paper.comparison import compare_flags as compare
     from qualms_training.paper.definition import load_benchmark
+    from qualms_training.paper.flags.comparison import compare_flags as compare
     from qualms_training.run import pick_device
 
     compare(
@@ -225,7 +225,7 @@ def toy_figure(
     device: Device = Device.auto,
 ) -> None:
     """Draw the paper's toy figure: Dirichlet densities of a digit and a FashionMNIST image, by the taps that are used."""
-    from qualms_training.paper.toy_figure import make_toy_figure
+    from qualms_training.paper.toy.toy_figure import make_toy_figure
     from qualms_training.recipe import load_recipe
     from qualms_training.run import pick_device
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from qualms_training.paper.bootstrap import CHUNK, interval, resampled_aurocs
+from qualms_training.paper.flags.bootstrap import CHUNK, interval, resampled_aurocs
 
 
 class RecordedDraws:

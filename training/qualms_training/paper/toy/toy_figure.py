@@ -26,7 +26,7 @@ from qualms_training.errors import QualmsError
 from qualms_training.files import save_json, save_text
 from qualms_training.meta.dirichlet import dirichlet_scores
 from qualms_training.meta.graph import BundleGraph
-from qualms_training.paper.simplex_plot import add_colour_bar, draw_density
+from qualms_training.paper.toy.simplex_plot import add_colour_bar, draw_density
 from qualms_training.recipe import Recipe
 from qualms_training.reporting.report import Grid, to_markdown, to_rich
 from qualms_training.stages import base, check, combine, fit

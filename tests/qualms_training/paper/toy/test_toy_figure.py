@@ -17,7 +17,7 @@ from qualms.bundle.runtime import GraphRunner
 from qualms_training.console import Display
 from qualms_training.data import load
 from qualms_training.errors import DataError, QualmsError
-from qualms_training.paper.toy_figure import leading, make_toy_figure, median_index
+from qualms_training.paper.toy.toy_figure import leading, make_toy_figure, median_index
 from qualms_training.recipe import load_recipe
 
 

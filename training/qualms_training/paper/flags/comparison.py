@@ -20,14 +20,12 @@ from qualms_training.data.noise import CORRUPTION
 from qualms_training.data.prepare import CORRUPTED
 from qualms_training.errors import DataError, QualmsError, RecipeError
 from qualms_training.files import fingerprint, save_text
-from qualms_training.paper.bootstrap import LEVEL, Array, Interval, interval, resampled_aurocs
 from qualms_training.paper.definition import Benchmark
 from qualms_training.paper.detection import TABLE_METRICS, Detection, detect
 from qualms_training.paper.document import SEEN_NOISE_MARK, Cell
 from qualms_training.paper.evaluation_protocol import Protocol
-from qualms_training.paper.registry import METHODS
-from qualms_training.paper.runner import MethodRun, Run
-from qualms_training.paper.seed_scores import (
+from qualms_training.paper.flags.bootstrap import LEVEL, Array, Interval, interval, resampled_aurocs
+from qualms_training.paper.flags.seed_scores import (
     DISTANCE,
     MUTUAL_INFORMATION,
     NEW_DEFAULT,
@@ -37,6 +35,8 @@ from qualms_training.paper.seed_scores import (
     SeedScores,
     compute_scores,
 )
+from qualms_training.paper.registry import METHODS
+from qualms_training.paper.runner import MethodRun, Run
 from qualms_training.reporting.report import Grid, to_markdown, to_rich
 
 FORMAT = 1

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 from qualms_training import cli
 from qualms_training.console import Display
 from qualms_training.errors import DataError, QualmsError, RecipeError
-from qualms_training.paper import comparison
-from qualms_training.paper.comparison import FIELDS, compare_flags
 from qualms_training.paper.definition import Benchmark, load_benchmark
+from qualms_training.paper.flags import comparison
+from qualms_training.paper.flags.comparison import FIELDS, compare_flags
+from qualms_training.paper.flags.seed_scores import NEW_DEFAULT, OLD_DEFAULT, AlphaQuality, ComparedScore, SeedScores
 from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta
-from qualms_training.paper.seed_scores import NEW_DEFAULT, OLD_DEFAULT, AlphaQuality, ComparedScore, SeedScores
 
 pytestmark = pytest.mark.slow
 

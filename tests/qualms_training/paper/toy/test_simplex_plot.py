@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy.stats import beta, dirichlet, kstest
 
-from qualms_training.paper.simplex_plot import (
+from qualms_training.paper.toy.simplex_plot import (
     CORNERS,
     INSET,
     add_colour_bar,

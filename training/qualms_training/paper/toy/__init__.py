@@ -1,0 +1,1 @@
+"""`qualms toy-figure`: the toy figure of the paper."""
