@@ -35,7 +35,7 @@ from tests.docker.stack import (
 
 MISSING = missing_programs("dockerd", "docker", "mmdebstrap", "prometheus", "prometheus-alertmanager", "busybox", "git")
 MAX_IMAGE_BYTES = 350_000_000
-MAX_CODE_BYTES = 1_200_000
+MAX_CODE_BYTES = 1_000_000
 """limit of the build context without the embedded models"""
 PROJECT = "qualmstest"
 STARTED = ("service", "prometheus", "alertmanager", "traffic")
