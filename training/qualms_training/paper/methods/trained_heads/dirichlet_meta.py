@@ -1,5 +1,6 @@
 """The Dirichlet meta-model (Shen et al., "Post-hoc Uncertainty Learning using a Dirichlet Meta-Model", AAAI 2023)."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -44,3 +45,18 @@ class DirichletMeta(PostHocMethod):
         if self.stop == "ood":
             return recipe.meta
         return recipe.meta.model_copy(update={"stop_task": self.stop, "stop_score": "error_probability"})
+
+
+@dataclass
+class OnMetaModel(PostHocMethod):
+    """A method that needs a trained meta-model, which several methods may share."""
+
+    def fit(self, inputs: PostHocInputs) -> int:
+        """Train the meta-model, then fit the rest."""
+        meta = DirichletMeta()
+        size = meta.fit(inputs)
+        return size + self.fit_with(meta, inputs)
+
+    @abstractmethod
+    def fit_with(self, meta: DirichletMeta, inputs: PostHocInputs) -> int:
+        """Fit everything but the meta-model, which is trained already; return how many numbers that stores."""

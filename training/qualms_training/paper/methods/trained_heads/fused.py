@@ -11,9 +11,9 @@ from torch import Tensor
 from qualms_training.meta.flag_score import FlagScore
 from qualms_training.meta.joined_alpha import JoinedAlpha
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
-from qualms_training.paper.method import MethodOutput, NoiseChains, PostHocMethod
+from qualms_training.paper.method import MethodOutput, NoiseChains
 from qualms_training.paper.methods.score_functions import dirichlet_output
-from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta
+from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta, OnMetaModel
 from qualms_training.recipe import Recipe
 
 
@@ -31,17 +31,11 @@ class JoinedOutputs(NamedTuple):
 
 
 @dataclass
-class Fused(PostHocMethod):
+class Fused(OnMetaModel):
     """The flag score and the scores of the joined α."""
 
-    def fit(self, inputs: PostHocInputs) -> int:
-        """Train the meta-model, fit the density on the training images, and the rest on the fit split."""
-        meta = DirichletMeta()
-        size = meta.fit(inputs)
-        return size + self.fit_with(meta, inputs)
-
     def fit_with(self, meta: DirichletMeta, inputs: PostHocInputs) -> int:
-        """Fit everything but the meta-model, which is trained already; return how many numbers that stores."""
+        """Fit the density on the training images, and the rest on the fit split."""
         self.head, self.predicts_by = meta.head, inputs.recipe.prediction
         taps, fit = inputs.train.outputs.features.taps, inputs.fit
         count = len(fit.labels)

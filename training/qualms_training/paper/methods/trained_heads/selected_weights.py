@@ -18,9 +18,9 @@ from qualms_training.meta.density import Density
 from qualms_training.meta.dirichlet import dirichlet_scores
 from qualms_training.meta.surprisal import Surprisal
 from qualms_training.paper.inputs import BaseOutputs, PostHocInputs
-from qualms_training.paper.method import MethodOutput, NoiseChains, PostHocMethod
+from qualms_training.paper.method import MethodOutput, NoiseChains
 from qualms_training.paper.methods.score_functions import softmax_scores
-from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta
+from qualms_training.paper.methods.trained_heads.dirichlet_meta import DirichletMeta, OnMetaModel
 from qualms_training.paper.noise_merit import ERRORS, merit
 from qualms_training.recipe import Recipe
 
@@ -32,17 +32,11 @@ Array = NDArray[np.float64]
 
 
 @dataclass
-class SelectedWeights(PostHocMethod):
+class SelectedWeights(OnMetaModel):
     """Base entropy, mutual information of the meta-model, and distances in all taps and in each tap, weighted."""
 
-    def fit(self, inputs: PostHocInputs) -> int:
-        """Train the meta-model, fit the density, and select the weights on the fit split."""
-        meta = DirichletMeta()
-        size = meta.fit(inputs)
-        return size + self.fit_with(meta, inputs)
-
     def fit_with(self, meta: DirichletMeta, inputs: PostHocInputs) -> int:
-        """Fit everything but the meta-model, which is trained already; return how many numbers that stores."""
+        """Fit the density on the training images, and select the weights on the fit split."""
         self.head, self.predicts_by = meta.head, inputs.recipe.prediction
         taps, fit = inputs.train.outputs.features.taps, inputs.fit
         self.density = Density([tap.shape[1] for tap in taps], inputs.classes)
