@@ -5,11 +5,13 @@ QualmsError
 ├── ImageError             the bytes or the array are not an accepted image
 ├── OperatingPointError    the calibration set cannot support the requested operating point
 ├── ExplanationError       the model has no terms of its flag score
+├── EncodingError          the description of an encoding, such as jpeg:75-95, is not accepted
 ├── DataError              a data set is missing, empty or malformed
 ├── ExtraMissingError      a command needs an optional dependency that is not installed
 ├── SettingsError          a setting is unknown or has an invalid value            (qualms.settings)
 ├── DeviceError            the requested device cannot be used                     (qualms.inference.engine)
 ├── ListenError            the server cannot listen on the address                 (qualms.web.listener)
+├── ScoreLogError          the file of scores cannot be written                    (qualms.telemetry.score_log)
 ├── BenchError             a benchmark cannot run with the given options           (qualms.bench.processes)
 ├── TrafficError           the service cannot be reached or does not answer        (qualms.demo.traffic)
 ├── RecipeError            a recipe has an unknown key or an invalid value         (qualms_training.errors)
@@ -43,11 +45,22 @@ class ImageError(QualmsError):
 
 
 class OperatingPointError(QualmsError):
-    """The score is unknown, or the calibration set cannot support the requested guarantee."""
+    """The score is unknown, or the calibration set cannot support the requested guarantee.
+
+    `parameter` is the name of the query parameter or argument that is not supported.
+    """
+
+    def __init__(self, message: str, parameter: str) -> None:
+        super().__init__(message)
+        self.parameter = parameter
 
 
 class ExplanationError(QualmsError):
     """The model was made with an earlier version and has no terms of its flag score."""
+
+
+class EncodingError(QualmsError):
+    """The description of an encoding is not accepted."""
 
 
 class DataError(QualmsError):

@@ -31,9 +31,11 @@ MAX_BMP_RLE_PIXELS = 2**21
 """Full HD, for run-length encoded BMP files: Pillow decodes these in Python, pixel by pixel."""
 
 PNG_SIGNATURE, JPEG_SIGNATURE = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
-_TIFF_BYTE_ORDERS = (b"II", b"MM")
+TIFF_BYTE_ORDERS = (b"II", b"MM")
 _MAX_SIMPLE_PARTS = 32
 """Maximum number of chunks or segments that `decodes_quickly` reads."""
+_MAX_HEADER_SEGMENTS = 256
+"""Maximum number of segments that `jpeg_headers` reads; photographs with long profiles have about fifty."""
 
 _PNG_SIMPLE_CHUNKS = frozenset(b"IHDR PLTE tRNS IDAT IEND gAMA cHRM sRGB sBIT bKGD pHYs tIME".split())
 _PNG_COMPRESSED_CHUNKS = frozenset(b"zTXt iTXt iCCP".split())
@@ -77,8 +79,8 @@ def check_file_limits(data: bytes) -> None:
         markers = list(islice(_jpeg_markers(data), MAX_JPEG_SEGMENTS + 1))
         _check_count(len(markers), MAX_JPEG_SEGMENTS, "segments")
         _check_count(markers.count(_SOS), MAX_JPEG_SCANS, "scans")
-    elif data.startswith(_TIFF_BYTE_ORDERS):
-        for tag, kind, count, _ in _tiff_directory(data):
+    elif data.startswith(TIFF_BYTE_ORDERS):
+        for tag, kind, count, _ in tiff_directory(data):
             if tag in (_STRIP_OFFSETS, _TILE_OFFSETS):
                 _check_count(count, MAX_TIFF_STRIPS, "strips or tiles")
             elif kind in _TIFF_RATIONAL_TYPES:
@@ -151,6 +153,17 @@ def _is_baseline_jpeg(data: bytes) -> bool:
     return False
 
 
+def jpeg_headers(data: bytes) -> Iterator[tuple[int, int]]:
+    """Marker and offset of each segment before the first scan, up to a fixed number; struct.error if the file ends early."""
+    offset = 2
+    for _ in range(_MAX_HEADER_SEGMENTS):
+        marker, length = _unpack_jpeg_segment_header(data, offset)
+        if marker == _SOS or marker < _SOF0:
+            return
+        yield marker, offset
+        offset += 2 + length
+
+
 def _jpeg_markers(data: bytes) -> Iterator[int]:
     """The markers of a JPEG's segments, and a 0 for every byte between segments, which Pillow reads one by one."""
     offset, in_pixels = 2, False
@@ -165,7 +178,7 @@ def _jpeg_markers(data: bytes) -> Iterator[int]:
         offset = end if marker == _EOI else end + int.from_bytes(data[end : end + 2])
 
 
-def _tiff_directory(data: bytes) -> Iterator[tuple[Any, ...]]:
+def tiff_directory(data: bytes) -> Iterator[tuple[Any, ...]]:
     """Tag, type, number of values and value field of every entry in a TIFF's first directory.
 
     Pillow's parsed tags are not used, because Pillow and libtiff, which decodes, treat duplicate tags differently.
@@ -186,15 +199,21 @@ def _tiff_directory(data: bytes) -> Iterator[tuple[Any, ...]]:
     yield from entry.iter_unpack(data[start:end])
 
 
+def tiff_integer(data: bytes, kind: int, field: bytes) -> int:
+    """The first value of an integer entry, from its value field; 0 for other types and for values stored elsewhere."""
+    size = _TIFF_INTEGER_SIZES.get(kind, 0)
+    if size > len(field):
+        return 0
+    return int.from_bytes(field[:size], "little" if data.startswith(b"II") else "big")
+
+
 def _tiff_tile_size(data: bytes) -> tuple[int, int]:
     """Width and height of a TIFF's tiles, or 1 × 1 if it has strips."""
     sides = {}
-    for tag, kind, count, field in _tiff_directory(data):
+    for tag, kind, count, field in tiff_directory(data):
         if tag in (_TILE_WIDTH, _TILE_LENGTH):
-            size = _TIFF_INTEGER_SIZES.get(kind, 0)
-            side = int.from_bytes(field[:size], "little" if data.startswith(b"II") else "big")
-            # A value larger than its field is stored elsewhere in the file.
-            if tag in sides or count != 1 or side == 0 or size > len(field):
+            side = tiff_integer(data, kind, field)
+            if tag in sides or count != 1 or side == 0:
                 raise ImageError("The image is damaged: its tile size cannot be read.", reason="malformed")
             sides[tag] = side
     return sides.get(_TILE_WIDTH, 1), sides.get(_TILE_LENGTH, 1)

@@ -34,12 +34,13 @@ MAX_ASPECT_RATIO = 16
 """With `shorter_side`: longer images are cropped to this aspect ratio before they are resized, to limit memory."""
 
 _SIGNATURES = (PNG_SIGNATURE, JPEG_SIGNATURE, b"BM", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"II+\0")
-_RESAMPLING = {
+RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
+"""Pillow's resampling methods by the name that `InputSpec.resize` uses"""
 _TRANSPOSE_FOR_ORIENTATION = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -122,7 +123,7 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
 def conform(image: Image.Image, spec: InputSpec) -> NDArray[np.uint8]:
     """Convert an image of any mode and size to a model's colour mode and size, (H, W, C)."""
     try:
-        flat = _flatten(image)
+        flat = flatten(image)
         if flat.mode != spec.colour:
             flat = flat.convert(spec.colour)
     except ImageError:
@@ -131,7 +132,7 @@ def conform(image: Image.Image, spec: InputSpec) -> NDArray[np.uint8]:
         raise ImageError(
             f"The image is damaged: its {image.mode} pixels cannot be converted to {spec.colour}.", reason="malformed"
         ) from error
-    size, method = (spec.width, spec.height), _RESAMPLING[spec.resize]
+    size, method = (spec.width, spec.height), RESAMPLING[spec.resize]
     if spec.shorter_side is not None:
         flat = _crop_centre(_resize_shorter_side(flat, spec.shorter_side, method), *size)
     elif flat.size != size:
@@ -160,7 +161,7 @@ def _crop_centre(image: Image.Image, width: int, height: int) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-def _flatten(image: Image.Image) -> Image.Image:
+def flatten(image: Image.Image) -> Image.Image:
     """Convert any mode to opaque 8-bit "L" or "RGB"."""
     if image.mode in ("L", "RGB") and "transparency" not in image.info:
         return image

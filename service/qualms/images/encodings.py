@@ -1,0 +1,173 @@
+"""Encodings: how an image is sent, written as text, to simulate it for calibration and evaluation.
+
+    png                      a lossless file; also bmp, tiff and gif (256 colours)
+    jpeg:75-95               a JPEG file of a quality from 75 to 95; also webp:80
+    resize:1.5-3             the image enlarged by a factor from 1.5 to 3, as a PNG file; factors below 1 reduce it
+    resize:2:bilinear        the same with one resampling method; otherwise it is bilinear, bicubic or Lanczos
+    brightness:0.85-1.15     the pixel values multiplied by a factor, as a PNG file
+    resize:2+jpeg:85         several steps, of which the last one may be a file format
+
+An encoded image is the bytes of a file, which `qualms.images.preprocess.preprocess` decodes like every other file.
+"""
+
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageEnhance
+
+from qualms.errors import EncodingError
+from qualms.images.preprocess import MAX_PIXELS, RESAMPLING, flatten
+
+FORMATS = {"png": "PNG", "bmp": "BMP", "tiff": "TIFF", "gif": "GIF", "jpeg": "JPEG", "webp": "WEBP"}
+"""file formats by step, each with Pillow's name"""
+RANGES = {"jpeg": (1, 100), "webp": (1, 100), "resize": (0.1, 8), "brightness": (0.1, 4)}
+"""steps with a parameter, and its accepted range: the quality or the factor"""
+STEPS = (*FORMATS, "resize", "brightness")
+SMOOTH_FILTERS = ("bilinear", "bicubic", "lanczos")
+"""resampling methods of programs that enlarge photographs, from the blurriest to the sharpest"""
+MAX_SETTINGS = 64
+"""settings that one list of encodings may expand to: each is run and stored"""
+_RESIZE_STEP = 0.5
+"""Rounding makes integer and half factors blur more or less than those between them, so a range is tested at each of them."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an encoding; `low` and `high` are None if it has no parameter."""
+
+    name: str
+    low: float | None = None
+    high: float | None = None
+    method: str | None = None
+    """the resampling method of a resize; None for any of SMOOTH_FILTERS"""
+
+    @property
+    def text(self) -> str:
+        """The step as it is written."""
+        if self.low is None:
+            return self.name
+        values = f"{self.low:g}" if self.low == self.high else f"{self.low:g}-{self.high:g}"
+        return f"{self.name}:{values}" + (f":{self.method}" if self.method else "")
+
+    def settings(self) -> "list[Step]":
+        """Steps without a range that bound this one: both ends and, for a resize, factors between them and two methods."""
+        if self.low is None or self.high is None:
+            return [self]
+        values = {self.low, self.high}
+        methods: Sequence[str | None] = (self.method,)
+        if self.name == "resize":
+            first = math.floor(self.low / _RESIZE_STEP) + 1
+            values.update(_RESIZE_STEP * i for i in range(first, math.ceil(self.high / _RESIZE_STEP)))
+            methods = (self.method,) if self.method else (SMOOTH_FILTERS[0], SMOOTH_FILTERS[-1])
+        return [Step(self.name, value, value, method) for value in sorted(values) for method in methods]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A chain of steps; without a file format at the end, the file is a PNG."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def text(self) -> str:
+        """The encoding as it is written."""
+        return "+".join(step.text for step in self.steps)
+
+    def settings(self) -> "list[Encoding]":
+        """Encodings without a range that bound this one."""
+        return [Encoding(steps) for steps in product(*(step.settings() for step in self.steps))]
+
+    def encode(self, image: Image.Image, rng: np.random.Generator) -> bytes:
+        """The bytes of the image's file; parameters are drawn uniformly from their ranges."""
+        image = flatten(image)
+        for step in self.steps:
+            low, high = step.low or 0.0, step.high or 0.0
+            if step.name == "resize":
+                method = step.method or SMOOTH_FILTERS[rng.integers(len(SMOOTH_FILTERS))]
+                image = _resize(image, rng.uniform(low, high), method)
+            elif step.name == "brightness":
+                image = ImageEnhance.Brightness(image).enhance(rng.uniform(low, high))
+            elif step.low is None:
+                return _save(image, FORMATS[step.name], {})
+            else:
+                return _save(image, FORMATS[step.name], {"quality": int(rng.integers(int(low), int(high) + 1))})
+        return _save(image, "PNG", {})
+
+
+def parse_encoding(text: str) -> Encoding:
+    """The encoding that a text describes; EncodingError names the step that is not accepted."""
+    steps = tuple(_parse_step(part.strip(), text) for part in text.split("+"))
+    for step in steps[:-1]:
+        if step.name in FORMATS:
+            raise EncodingError(
+                f"The encoding {text!r} goes on after {step.text}; a file format must be the last step."
+            )
+    return Encoding(steps)
+
+
+def parse_encodings(texts: Iterable[str]) -> list[Encoding]:
+    """The encodings of a list; EncodingError if they expand to too many settings."""
+    encodings = [parse_encoding(text) for text in texts]
+    if (count := len(all_settings(encodings))) > MAX_SETTINGS:
+        raise EncodingError(
+            f"The encodings {', '.join(encoding.text for encoding in encodings)} expand to {count} settings; at most "
+            f"{MAX_SETTINGS} are accepted: use narrower ranges, or name the resampling method of a resize."
+        )
+    return encodings
+
+
+def all_settings(encodings: Iterable[Encoding]) -> list[Encoding]:
+    """Encodings without a range that bound all of these, each once."""
+    return list(dict.fromkeys(setting for encoding in encodings for setting in encoding.settings()))
+
+
+def _parse_step(text: str, whole: str) -> Step:
+    name, colon, rest = text.partition(":")
+    if name not in STEPS:
+        raise EncodingError(
+            f"The encoding {whole!r} is unknown: {name!r} is not one of {', '.join(STEPS)}; "
+            "examples are png, jpeg:75-95, resize:1.5-3 and resize:2+jpeg:85."
+        )
+    if name not in RANGES:
+        if colon:
+            raise EncodingError(f"The encoding {whole!r} is not accepted: {name} takes no parameter.")
+        return Step(name)
+    values, colon, method = rest.partition(":")
+    if colon and (name != "resize" or method not in RESAMPLING):
+        accepted = f"accepted are {', '.join(RESAMPLING)}" if name == "resize" else f"{name} takes one parameter"
+        raise EncodingError(f"The encoding {whole!r} is not accepted: {method!r} after {name}:{values}; {accepted}.")
+    low, dash, high = values.partition("-")
+    smallest, largest = RANGES[name]
+    try:
+        first, last = _number(low, name), _number(high if dash else low, name)
+    except ValueError:
+        first = last = math.nan
+    if not smallest <= first <= last <= largest:
+        kind = "a whole number" if name in FORMATS else "a number"
+        raise EncodingError(
+            f"The encoding {whole!r} is not accepted: {name} takes {kind} from {smallest:g} to {largest:g}, or a range "
+            f"LOW-HIGH of them, not {values!r}."
+        )
+    return Step(name, first, last, method or None)
+
+
+def _number(text: str, name: str) -> float:
+    return float(int(text)) if name in FORMATS else float(text)
+
+
+def _resize(image: Image.Image, factor: float, method: str) -> Image.Image:
+    """Resize by a factor, which is reduced if the result would have more pixels than preprocessing accepts."""
+    factor = min(factor, math.sqrt(MAX_PIXELS / (image.width * image.height)))
+    size = (max(1, int(image.width * factor + 0.5)), max(1, int(image.height * factor + 0.5)))
+    return image.resize(size, RESAMPLING[method])
+
+
+def _save(image: Image.Image, kind: str, options: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
