@@ -1,0 +1,167 @@
+"""The manifest's calibration: scores of images that were not used for training, and how these images were sent."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from qualms.bundle.arrays import Float32Array, Int32Array, UInt64Array
+from qualms.bundle.parts import ManifestPart, Sha256, is_ascending, is_empty, is_none
+from qualms.errors import EncodingError
+from qualms.images.encodings import parse_encodings
+
+CalibrationForm = Literal["mixture", "worst"]
+"""`mixture`: each image was sent in one encoding of the list, drawn at random, and the guarantee is for that mixture.
+`worst`: each image was sent in every setting of the list, and the guarantee is for each setting and every mixture of them."""
+
+
+class TrustGrid(ManifestPart):
+    """Candidate thresholds of the trust score from the fit split."""
+
+    levels: Float32Array
+    """(J,) fraction of the fit split at or below each threshold, ascending"""
+    thresholds: Float32Array
+    """(J,) thresholds as uncertainty (`scores.as_uncertainty`), ascending"""
+    accepted: list[int] | None = Field(None, exclude_if=is_none)
+    """(J,) calibration images whose uncertainty is at most the threshold; only in earlier bundles"""
+    errors: list[int] | None = Field(None, exclude_if=is_none)
+    """(J,) wrong predictions among them; only in earlier bundles"""
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        counts = [values for values in (self.accepted, self.errors) if values is not None]
+        shapes = {self.levels.shape, self.thresholds.shape, *((len(values),) for values in counts)}
+        if len(shapes) != 1 or self.levels.ndim != 1 or not self.levels.size:
+            raise ValueError("levels, thresholds, accepted and errors must have the same length, at least 1")
+        if not is_ascending(self.levels) or not is_ascending(self.thresholds):
+            raise ValueError("levels and thresholds must be ascending")
+        if len(counts) == 1:
+            raise ValueError("accepted and errors belong together")
+        if counts and any(not 0 <= errors <= accepted for accepted, errors in zip(*counts, strict=True)):
+            raise ValueError("errors must lie between 0 and accepted")
+        return self
+
+
+class AsSent(ManifestPart):
+    """The encodings in which the calibration images were sent (`qualms.images.encodings`)."""
+
+    encodings: list[str] = Field(min_length=1)
+    form: CalibrationForm
+    seed: int
+    """of the encodings, qualities and factors that were drawn"""
+
+    @model_validator(mode="after")
+    def _check_encodings(self) -> Self:
+        try:
+            parse_encodings(self.encodings)
+        except EncodingError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    @property
+    def text(self) -> str:
+        """The images that the guarantee is for, in words."""
+        names = list(dict.fromkeys(self.encodings))
+        listed = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        return f"images sent as {listed}" + (", in any shares" if self.form == "worst" else ", in the listed shares")
+
+
+class PairedScores(ManifestPart):
+    """The images of the calibration in one setting of its encodings; every array is in the order of the images."""
+
+    encoding: str
+    scores: dict[str, Float32Array]
+    """by score: (n,) raw values of the flag score and the trust score of the default operating point"""
+    predictions: Int32Array
+    """(n,) predicted classes"""
+    wrong: list[int] | None = Field(None, exclude_if=is_none)
+    """indices of the misclassified images, ascending; None without labels"""
+    label_scores: Float32Array | None = Field(None, exclude_if=is_none)
+    """(n,) score of the true class for prediction sets; None without labels"""
+
+
+class Calibration(ManifestPart):
+    """Scores of the exported graph on images that were not used to train the base or the meta-model.
+
+    There are three kinds. Usually the scores are in the order of the images, so that flag, trust, classes and errors can be
+    counted together. In the form `worst`, `settings` has such scores for every setting, and `scores` their envelope: the j-th
+    value is the largest of the j-th smallest uncertainties of all settings. In earlier bundles each score is sorted, and
+    `trust` has counts of the trust score alone.
+    """
+
+    n: int = Field(gt=0)
+    split: str
+    data: str
+    data_sha256: Sha256
+    scores: dict[str, Float32Array]
+    """by score: (n,) raw values; in the order of the images, or sorted in the form `worst` and in earlier bundles"""
+    wrong: list[int] | None = Field(None, exclude_if=is_none)
+    """indices of the misclassified images, ascending; None without labels"""
+    trust: TrustGrid
+    predictions: Int32Array | None = Field(None, exclude_if=is_none)
+    """(n,) predicted classes"""
+    label_scores: Float32Array | None = Field(None, exclude_if=is_none)
+    """(n,) score of the true class for prediction sets"""
+    as_sent: AsSent | None = Field(None, exclude_if=is_none)
+    """None if the images were used as they are stored"""
+    settings: list[PairedScores] = Field([], exclude_if=is_empty)
+    """the images in every setting, in the form `worst`"""
+    observed: dict[str, int] = Field({}, exclude_if=is_empty)
+    """number of images by encoding (`qualms.images.observed`); an image counts once in every setting"""
+    fingerprints: UInt64Array | None = Field(None, exclude_if=is_none)
+    """(n,) fingerprints of the images as they are stored (`qualms.images.fingerprints`)"""
+    trimmed: float | None = Field(None, exclude_if=is_none, ge=0, lt=1)
+    """share of the images with the highest flag scores that were left out, as presumably out of distribution"""
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether this is the calibration of an earlier bundle."""
+        return self.trust.accepted is not None
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether errors of the predictions are known."""
+        return self.is_sorted or self.wrong is not None or (bool(self.settings) and self.settings[0].wrong is not None)
+
+    @model_validator(mode="after")
+    def _check_scores(self) -> Self:
+        for name, values in self.scores.items():
+            if values.shape != (self.n,):
+                raise ValueError(f"the calibration scores of {name} must be {self.n} values")
+            if self.is_sorted and not is_ascending(values):
+                raise ValueError(f"the calibration scores of {name} must be {self.n} ascending values")
+        return self
+
+    @model_validator(mode="after")
+    def _check_images(self) -> Self:
+        parts: Iterable[tuple[str, Any]] = [
+            ("", self),
+            *((f"settings.{i}.", one) for i, one in enumerate(self.settings)),
+        ]
+        for prefix, part in parts:
+            arrays = {"predictions": part.predictions, "label_scores": part.label_scores}
+            arrays |= {} if part is self else part.scores
+            for name, values in arrays.items():
+                if values is not None and values.shape != (self.n,):
+                    raise ValueError(f"{prefix}{name} must be {self.n} values")
+            if part.wrong is not None and any(
+                not index < following for index, following in pairwise((-1, *part.wrong, self.n))
+            ):
+                raise ValueError(f"{prefix}wrong must be strictly ascending indices from 0 to {self.n - 1}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if self.trust.accepted is not None:
+            if max(self.trust.accepted) > self.n:
+                raise ValueError(f"trust.accepted must be at most n, {self.n}")
+            if self.wrong is not None or self.settings:
+                raise ValueError("with wrong or settings, trust must not have accepted and errors")
+        if bool(self.settings) != (self.as_sent is not None and self.as_sent.form == "worst"):
+            raise ValueError("settings and the form 'worst' of as_sent belong together")
+        if self.settings and (self.wrong is not None or self.predictions is not None or self.label_scores is not None):
+            raise ValueError("with settings, wrong, predictions and label_scores belong to each setting")
+        if len({one.wrong is None for one in self.settings}) > 1:
+            raise ValueError("either all settings or none have labels")
+        return self
