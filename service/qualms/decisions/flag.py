@@ -6,9 +6,15 @@ for any score (Bates et al. 2023). An image is flagged iff p ≤ k/(n + 1). Give
 rate is then distributed as Beta(k, n + 1 − k) for a continuous score, and is lower with ties. Two rules choose k:
 
 - marginal: k = ⌊ε(n + 1)⌋, so that the rate is at most ε on average over calibration sets;
-- confident: the largest k with P(Beta(k, n + 1 − k) > ε) ≤ 0.05, so that the rate is at most ε for 95 % of them.
+- confident: the largest k with P(Beta(k, n + 1 − k) > ε) ≤ 0.05, so that the rate is at most ε for 95 % of them;
+- by-class: the confident rule for each predicted class, see `qualms.decisions.by_class`.
 
-Neither rule guarantees a detection rate, and neither holds after the in-distribution images have drifted.
+No rule guarantees a detection rate, and none holds after the in-distribution images have drifted.
+
+If the calibration images were sent in several settings (the form `worst`), let t be the largest of the settings' thresholds.
+In every setting, the images above t are at most those above its own threshold, so the guarantee holds for each setting.
+The same is true of the largest p-value. Both are those of the envelope of the sorted scores, whose j-th value is the
+largest of the settings' j-th values.
 """
 
 import math
@@ -20,7 +26,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from qualms.bundle.manifest import Guarantee
+from qualms.bundle.parts import Guarantee
 from qualms.bundle.scores import Direction, as_uncertainty
 from qualms.decisions.binomial import beta_upper_quantile, binomial_cdf
 from qualms.errors import OperatingPointError
@@ -99,7 +105,8 @@ def choose_flag_point(
     if not math.isfinite(threshold):
         raise OperatingPointError(
             f"A {guarantee} false-alarm rate of {target_fpr} would set the threshold of {score!r} to {threshold}, "
-            f"because too few of the {n:,} calibration images have a finite score."
+            f"because too few of the {n:,} calibration images have a finite score.",
+            "target_fpr",
         )
     return FlagPoint(score, direction, target_fpr, guarantee, k, n, threshold, _rate_bound(k, n))
 
@@ -108,15 +115,18 @@ def rank(n: int, target_fpr: float, guarantee: Guarantee) -> int:
     """The rank k ≥ 1 of a guarantee for n calibration images; OperatingPointError if n is too small."""
     if guarantee not in get_args(Guarantee):
         raise OperatingPointError(
-            f"The guarantee {guarantee!r} is unknown; accepted are {' and '.join(get_args(Guarantee))}."
+            f"The guarantee {guarantee!r} is unknown; accepted are {', '.join(get_args(Guarantee))}.", "guarantee"
         )
     if not 0.0 < target_fpr < 1.0:
-        raise OperatingPointError(f"The target false-alarm rate must lie strictly between 0 and 1, not {target_fpr}.")
-    k = _confident_rank(n, target_fpr) if guarantee == "confident" else _marginal_rank(n, target_fpr)
+        raise OperatingPointError(
+            f"The target false-alarm rate must lie strictly between 0 and 1, not {target_fpr}.", "target_fpr"
+        )
+    k = _marginal_rank(n, target_fpr) if guarantee == "marginal" else _confident_rank(n, target_fpr)
     if k == 0:
         raise OperatingPointError(
             f"A {guarantee} false-alarm rate of {target_fpr} needs at least "
-            f"{_smallest_n(target_fpr, guarantee):,.15g} calibration images; there are {n:,}."
+            f"{smallest_n(target_fpr, guarantee):,.15g} calibration images; there are {n:,}.",
+            "target_fpr",
         )
     return k
 
@@ -132,11 +142,11 @@ def _marginal_rank(n: int, target_fpr: float) -> int:
     return min(n, math.floor(target_fpr * _ROUNDING * (n + 1)))
 
 
-def _smallest_n(target_fpr: float, guarantee: Guarantee) -> float:
+def smallest_n(target_fpr: float, guarantee: Guarantee) -> float:
     """Smallest n with k ≥ 1, as a float because it overflows for very small targets."""
-    if guarantee == "confident":
-        return float(np.ceil(math.log(_MISS_PROBABILITY) / math.log1p(-target_fpr)))
-    return float(np.ceil(1 / (target_fpr * _ROUNDING) - 1))
+    if guarantee == "marginal":
+        return float(np.ceil(1 / (target_fpr * _ROUNDING) - 1))
+    return float(np.ceil(math.log(_MISS_PROBABILITY) / math.log1p(-target_fpr)))
 
 
 @lru_cache(maxsize=1024)

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
-from typing import Annotated, Any, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from qualms.bundle.manifest import Fraction, Guarantee, Manifest
+from qualms.bundle.manifest import Manifest
+from qualms.bundle.parts import Fraction, Guarantee
 from qualms.bundle.runtime import Outputs
+from qualms.decisions.by_class import ClassFlags
+from qualms.decisions.prediction_sets import EMPTY, SetPoint
 from qualms.decisions.verdicts import Rule, Verdicts
 from qualms.errors import BundleError, ExplanationError
 
@@ -80,6 +83,15 @@ class Uncertainty(ReplyPart):
     aleatoric: Annotated[float, Output("expected_entropy")]
 
 
+class ThresholdGroup(ReplyPart):
+    """The calibration images that the threshold of a predicted class comes from."""
+
+    classes: list[str]
+    """labels of the predicted classes that share the threshold; several if they have too few calibration images"""
+    n: Annotated[int, Field(ge=1)]
+    """number of calibration images predicted as one of them"""
+
+
 class Ood(ReplyPart):
     """Whether the image is unlike the training data, and the guarantee for the flag."""
 
@@ -90,6 +102,10 @@ class Ood(ReplyPart):
     p_value: Annotated[float, Field(gt=0, le=1)]
     target_fpr: Fraction
     guarantee: Guarantee
+    guarantee_text: str
+    """the guarantee in words, with the images that it is for"""
+    group: ThresholdGroup | None = None
+    """left out unless the guarantee is by-class"""
 
 
 class Trust(ReplyPart):
@@ -105,6 +121,17 @@ class Trust(ReplyPart):
     target_risk: Fraction
     refusal: str | None = None
     """left out if there is a verdict"""
+
+
+class PredictionSet(ReplyPart):
+    """Classes among which the true class is with a probability of at least `coverage`, for in-distribution images."""
+
+    labels: list[str]
+    """most probable first; may be empty"""
+    coverage: Fraction
+    method: Literal["lac", "raps"]
+    note: str | None
+    """why the set is empty"""
 
 
 class MetaDirichlet(ReplyPart):
@@ -129,6 +156,8 @@ class Result(ReplyPart):
     uncertainty: Uncertainty
     ood: Ood
     trust: Trust
+    prediction_set: PredictionSet | None = None
+    """left out unless a coverage was requested"""
     explanation: Explanation | None = None
     """left out unless it was requested"""
 
@@ -141,7 +170,8 @@ class ResultBuilder:
         self._manifest = manifest
         self._probabilities = "base_probabilities" if manifest.prediction == "base" else "probabilities"
         explained = manifest.alpha == "joined"
-        needed = {name for name in _layout(refused=False, explained=explained)[0] if "." not in name}
+        left_out = frozenset(_OPTIONAL) - ({"explanation"} if explained else set())
+        needed = {name for name in _layout(left_out)[0] if "." not in name}
         if missing := sorted(needed - set(output_names)):
             raise BundleError(f"The graph of {manifest.name} has no output {missing[0]}, which every result contains.")
 
@@ -158,7 +188,7 @@ class ResultBuilder:
         columns = {**outputs, **self.columns(outputs, rule, verdicts)}
         if explain:
             columns["explanation.flag_terms"] = self._flag_terms(outputs)
-        return list(zip(*(columns[name] for name in _layout(rule.refusal is not None, explain)[0]), strict=False))
+        return list(zip(*(columns[name] for name in _layout(_left_out(rule, explain))[0]), strict=False))
 
     def columns(self, outputs: Outputs, rule: Rule, verdicts: Verdicts) -> dict[str, Iterable[Any]]:
         """The values of all fields that are not outputs of the graph, by path, without the explanation."""
@@ -166,7 +196,7 @@ class ResultBuilder:
         probabilities = outputs[self._probabilities]
         classes = self._manifest.classes
         accepts = repeat(None) if verdicts.accepts is None else verdicts.accepts.tolist()
-        return {
+        columns: dict[str, Iterable[Any]] = {
             "prediction.index": indices,
             "prediction.label": [classes[index] for index in indices],
             "prediction.probability": [probabilities[row, index] for row, index in enumerate(indices)],
@@ -174,6 +204,7 @@ class ResultBuilder:
             "ood.score": repeat(rule.flag.score),
             "ood.value": verdicts.values,
             "ood.threshold": repeat(rule.flag.threshold),
+            "ood.guarantee_text": repeat(rule.guarantee_text),
             "ood.p_value": verdicts.p_values.tolist(),
             "ood.target_fpr": repeat(rule.flag.target_fpr),
             "ood.guarantee": repeat(rule.flag.guarantee),
@@ -184,6 +215,31 @@ class ResultBuilder:
             "trust.target_risk": repeat(rule.target_risk),
             "trust.refusal": repeat(rule.refusal),
         }
+        if rule.classes is not None:
+            columns |= self._class_columns(outputs, rule.classes)
+        if rule.sets is not None:
+            columns |= self._set_columns(outputs, rule.sets)
+        return columns
+
+    def _class_columns(self, outputs: Outputs, flags: ClassFlags) -> dict[str, Iterable[Any]]:
+        predictions, classes = outputs["prediction"], self._manifest.classes
+        names = [[classes[index] for index in group.classes] for group in flags.groups]
+        groups = flags.group_of[predictions].tolist()
+        return {
+            "ood.threshold": flags.thresholds[predictions].tolist(),
+            "ood.group.classes": [names[group] for group in groups],
+            "ood.group.n": [flags.groups[group].n for group in groups],
+        }
+
+    def _set_columns(self, outputs: Outputs, point: SetPoint) -> dict[str, Iterable[Any]]:
+        classes = self._manifest.classes
+        members = point.members(outputs["probabilities"])
+        return {
+            "prediction_set.labels": [[classes[index] for index in row] for row in members],
+            "prediction_set.coverage": repeat(point.coverage),
+            "prediction_set.method": repeat(point.method.method),
+            "prediction_set.note": [None if row else EMPTY for row in members],
+        }
 
     def _flag_terms(self, outputs: Outputs) -> list[dict[str, Any]]:
         names = self._manifest.flag_terms
@@ -192,17 +248,25 @@ class ResultBuilder:
     @staticmethod
     def nested(rule: Rule, *, explain: bool = False) -> Callable[[ResultRow], dict[str, Any]]:
         """A function that nests a row as `Result` does, for JSON."""
-        return _layout(rule.refusal is not None, explain)[1]
+        return _layout(_left_out(rule, explain))[1]
+
+
+_OPTIONAL = ("trust.refusal", "ood.group", "prediction_set", "explanation")
+"""fields that some results do not have"""
+
+
+def _left_out(rule: Rule, explain: bool) -> frozenset[str]:
+    present = (rule.refusal is not None, rule.classes is not None, rule.sets is not None, explain)
+    return frozenset(name for name, there in zip(_OPTIONAL, present, strict=True) if not there)
 
 
 @cache
-def _layout(refused: bool, explained: bool) -> tuple[list[str], Callable[[ResultRow], dict[str, Any]]]:
+def _layout(left_out: frozenset[str]) -> tuple[list[str], Callable[[ResultRow], dict[str, Any]]]:
     """The columns of a row, which are names of graph outputs or paths of fields; and a function that nests a row.
 
     The function is compiled from `Result`, as a dataclass's methods are: that is four times as fast as nesting by loops.
     """
     columns: list[str] = []
-    left_out = {path for path, present in (("trust.refusal", refused), ("explanation", explained)) if not present}
 
     def source(part: type[ReplyPart], prefix: str) -> str:
         items = []

@@ -20,12 +20,19 @@ images strictly below τ and is exact for every τ, hence also on average over �
 neither flagged nor accepted: τ is one of the scores, so the calibration images at τ are not independent draws. For a
 continuous score there are no others; for a score with ties the guarantee would otherwise not hold.
 
+If the calibration images were sent in several settings (the form `worst`), a threshold passes only if it passes the test of every
+setting, so the guarantee holds for each of them. The flag's threshold may then be an order statistic of another setting's scores of
+the same images, and with the guarantee by-class there is one threshold per group of classes. In both cases the argument above is no
+longer exact; the simulations in `tests/qualms/decisions/test_guarantees.py` include them. By-class, the target is reduced by the
+largest factor by which the flag rates can distort the shares of the groups, (1 − ε)².
+
 The guarantee holds for any scores; a poor score only reduces the number of accepted predictions. Earlier bundles have no paired
 scores: their test counts all calibration images, so their error rate is guaranteed for the predictions at or below the trust
 threshold, flagged or not.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -56,6 +63,8 @@ class RiskEvidence:
     """Number of all calibration images."""
     joint: bool
     """Whether only images strictly below the flag's threshold are counted."""
+    encoding: str | None = None
+    """The setting in which the images were sent; None if they are as stored."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ class TrustPoint:
     threshold: float
     """Raw value of the score; an image exactly at the threshold is accepted."""
     accepted: float
-    """Fraction of the calibration images that were counted as accepted."""
+    """Fraction of the calibration images that were counted as accepted, in the setting with the fewest."""
     joint: bool
     """Whether the guarantee is for images that are not flagged; else it is for flagged ones too."""
 
@@ -102,32 +111,48 @@ def count_accepted(
     return accepted, errors_among_first[accepted]
 
 
-def choose_trust_point(evidence: RiskEvidence, *, score: str, direction: Direction, target_risk: float) -> TrustPoint:
-    """The last threshold that passes its test from strict to loose; OperatingPointError if none passes."""
+def choose_trust_point(
+    evidence: Sequence[RiskEvidence], *, score: str, direction: Direction, target_risk: float, safety: float = 1.0
+) -> TrustPoint:
+    """The last threshold that passes its test from strict to loose; OperatingPointError if none passes.
+
+    There is one RiskEvidence per setting, and a threshold must pass in all of them. The tests use `safety` × `target_risk`.
+    """
     if not 0.0 < target_risk < 1.0:
-        raise OperatingPointError(f"The target risk must lie strictly between 0 and 1, not {target_risk}.")
-    start = _first_level(evidence, target_risk)
-    passed = None
-    for j in range(start, len(evidence.expected)):
-        if binomial_cdf(int(evidence.errors[j]), int(evidence.accepted[j]), target_risk) > 1 - _CONFIDENCE:
+        raise OperatingPointError(
+            f"The target risk must lie strictly between 0 and 1, not {target_risk}.", "target_risk"
+        )
+    start, passed = _first_level(evidence[0], target_risk), None
+    failed = evidence[0]
+    for j in range(start, len(evidence[0].expected)):
+        tests = {one: _passes(one, j, safety * target_risk) for one in evidence}
+        if not all(tests.values()):
+            failed = next(one for one, passes in tests.items() if not passes)
             break
         passed = j
     if passed is None:
-        errors, accepted = int(evidence.errors[start]), int(evidence.accepted[start])
-        which = "least uncertain ones that are not flagged" if evidence.joint else "least uncertain ones"
+        errors, accepted = int(failed.errors[start]), int(failed.accepted[start])
+        which = "least uncertain ones that are not flagged" if failed.joint else "least uncertain ones"
+        sent = f", sent as {failed.encoding}," if failed.encoding else ""
         raise OperatingPointError(
-            f"A target risk of {target_risk} is not supported by the {evidence.n:,} calibration images: "
-            f"{errors:,} of the {accepted:,} {which} are misclassified, so the risk is at most "
-            f"{upper_bound(errors, accepted, _CONFIDENCE):.2g} with {_CONFIDENCE:.0%} confidence."
+            f"A target risk of {target_risk} is not supported by the {failed.n:,} calibration images: "
+            f"{errors:,} of the {accepted:,} {which}{sent} are misclassified, so the risk is at most "
+            f"{upper_bound(errors, accepted, _CONFIDENCE):.2g} with {_CONFIDENCE:.0%} confidence.",
+            "target_risk",
         )
     return TrustPoint(
         score,
         direction,
         target_risk,
-        threshold=float(as_uncertainty(evidence.thresholds[passed], direction)),
-        accepted=int(evidence.accepted[passed]) / evidence.n,
-        joint=evidence.joint,
+        threshold=float(as_uncertainty(evidence[0].thresholds[passed], direction)),
+        accepted=min(int(one.accepted[passed]) / one.n for one in evidence),
+        joint=evidence[0].joint,
     )
+
+
+def _passes(evidence: RiskEvidence, j: int, target_risk: float) -> bool:
+    """Whether the exact test rejects that the risk at threshold j exceeds the target."""
+    return binomial_cdf(int(evidence.errors[j]), int(evidence.accepted[j]), target_risk) <= 1 - _CONFIDENCE
 
 
 def _first_level(evidence: RiskEvidence, target_risk: float) -> int:
@@ -144,6 +169,7 @@ def _first_level(evidence: RiskEvidence, target_risk: float) -> int:
         raise OperatingPointError(
             f"A target risk of {target_risk} needs at least {np.ceil(min_images):,.15g} accepted calibration "
             f"images without an error; the loosest threshold accepts about {max_images:,.0f} of {evidence.n:,}, which "
-            f"support {upper_bound(0, int(max_images), _CONFIDENCE):.2g} at best."
+            f"support {upper_bound(0, int(max_images), _CONFIDENCE):.2g} at best.",
+            "target_risk",
         )
     return int(np.argmax(evidence.expected >= min(3 * min_images, math.sqrt(min_images * max_images))))

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qualms.bundle.calibration_data import Calibration
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.scores import Direction, as_uncertainty
-from qualms.decisions.flag import FlagPoint, p_values_from_ranks
-from qualms.decisions.operating_point import (
-    DEFAULT_OPERATING_POINT,
-    CalibrationSet,
-    OperatingPoint,
-)
+from qualms.decisions.by_class import ClassFlags
+from qualms.decisions.calibration_set import CalibrationSet
+from qualms.decisions.flag import FlagPoint, p_values, p_values_from_ranks
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
+from qualms.decisions.prediction_sets import SetPoint
 from qualms.decisions.trust import TrustPoint
 from qualms.errors import OperatingPointError
 
@@ -27,8 +27,12 @@ class Rule:
     """The thresholds of one operating point."""
 
     flag: FlagPoint
+    classes: ClassFlags | None
+    """thresholds by predicted class, with the guarantee by-class"""
     calibration: NDArray[np.float64]
     """(n,) uncertainty of the calibration images, ascending"""
+    guarantee_text: str
+    """the guarantee of the flag in words"""
     trust: TrustPoint | None
     """None if the calibration set cannot support the default target risk"""
     trust_score: str
@@ -36,6 +40,8 @@ class Rule:
     target_risk: float
     refusal: str | None
     """reason why `trust` is None"""
+    sets: SetPoint | None
+    """None if the operating point has no coverage"""
 
 
 @dataclass(slots=True)
@@ -63,7 +69,7 @@ class Decider:
 
         If the default target risk is not supported, the rule has no trust threshold and gives the reason in `refusal`.
         """
-        flag = self._calibration.flag_point(point)
+        flag, classes = self._calibration.flag_point(point), self._calibration.class_flags(point)
         defaults = self.manifest.operating
         trust, refusal = None, None
         try:
@@ -74,23 +80,41 @@ class Decider:
             refusal = str(error)
         return Rule(
             flag=flag,
+            classes=classes,
             calibration=self._calibration.ascending(flag.score),
+            guarantee_text=guarantee_text(flag, self.manifest.calibration),
             trust=trust,
             trust_score=defaults.trust_score,
             trust_direction=self.manifest.scores[defaults.trust_score].direction,
             target_risk=defaults.target_risk if point.target_risk is None else point.target_risk,
             refusal=refusal,
+            sets=None if point.coverage is None else self._calibration.set_point(point.coverage),
         )
 
-    def refused_parameter(self, point: OperatingPoint) -> str:
-        """Name of the query parameter for which `rule(point)` raises OperatingPointError."""
-        if point.score is not None and point.score not in self.manifest.scores:
-            return "score"
-        try:
-            self._calibration.flag_point(point)
-        except OperatingPointError:
-            return "target_fpr"
-        return "target_risk"
+    def calibration_p_values(self) -> list[NDArray[np.float64]]:
+        """p-values (n,) of the calibration images at the default operating point, by setting."""
+        rule = self.rule()
+        result = []
+        for sample in self._calibration.samples:
+            uncertainty = sample.uncertainty[rule.flag.score]
+            if rule.classes is None or sample.predictions is None:
+                result.append(p_values(uncertainty, rule.calibration))
+            else:
+                result.append(rule.classes.p_values(uncertainty, sample.predictions))
+        return result
+
+
+def guarantee_text(flag: FlagPoint, calibration: Calibration) -> str:
+    """The guarantee of a flag in one sentence, with the images that it is for."""
+    whom = "images predicted as one class" if flag.guarantee == "by-class" else "in-distribution images"
+    sets = "on average over calibration sets" if flag.guarantee == "marginal" else "for 95 % of calibration sets"
+    like = "images like the stored calibration images" if calibration.as_sent is None else calibration.as_sent.text
+    trimmed = (
+        f"; assumes that {100 * calibration.trimmed:g} % of the calibration images were OOD"
+        if calibration.trimmed
+        else ""
+    )
+    return f"at most {100 * flag.target_fpr:g} % of {whom} are flagged, {sets}, for {like}{trimmed}"
 
 
 def decide(rule: Rule, outputs: dict[str, NDArray[Any]]) -> Verdicts:
@@ -98,11 +122,18 @@ def decide(rule: Rule, outputs: dict[str, NDArray[Any]]) -> Verdicts:
     values = outputs[rule.flag.score]
     trust_values = outputs[rule.trust_score]
     uncertainty = as_uncertainty(values, rule.flag.direction)
-    ranks = rule.calibration.searchsorted(uncertainty)
+    if rule.classes is None:
+        ranks = rule.calibration.searchsorted(uncertainty)
+        flags, values_p = rule.flag.flags_from_ranks(ranks), p_values_from_ranks(ranks, rule.flag.n)
+        below = rule.flag.is_below(uncertainty)
+    else:
+        limits = rule.classes.limits(outputs["prediction"])
+        flags, below = uncertainty > limits, uncertainty < limits
+        values_p = rule.classes.p_values(uncertainty, outputs["prediction"])
     return Verdicts(
-        flags=rule.flag.flags_from_ranks(ranks),
-        p_values=p_values_from_ranks(ranks, rule.flag.n),
+        flags=flags,
+        p_values=values_p,
         values=values,
-        accepts=None if rule.trust is None else rule.trust.accepts(trust_values) & rule.flag.is_below(uncertainty),
+        accepts=None if rule.trust is None else rule.trust.accepts(trust_values) & below,
         trust_values=trust_values,
     )

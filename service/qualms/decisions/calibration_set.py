@@ -1,0 +1,174 @@
+"""A manifest's calibration images: the thresholds of any operating point are chosen from them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from qualms.bundle.calibration_data import Calibration, PairedScores
+from qualms.bundle.manifest import Manifest
+from qualms.bundle.scores import as_uncertainty
+from qualms.decisions.by_class import ClassFlags, require_predictions
+from qualms.decisions.flag import FlagPoint, choose_flag_point
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
+from qualms.decisions.prediction_sets import SetPoint, choose_set_point
+from qualms.decisions.trust import RiskEvidence, TrustPoint, choose_trust_point, count_accepted
+from qualms.errors import OperatingPointError
+
+_NO_LABELS = (
+    "The calibration images have no labels, so {what} can be guaranteed; calibrate on labelled images, or keep an earlier "
+    "guarantee with --keep-trust."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The calibration images in one setting; every array is (n,), in the order of the images."""
+
+    encoding: str | None
+    """None if the images were not sent in several settings"""
+    uncertainty: Mapping[str, npt.NDArray[np.float64]]
+    """by score; in the form `worst` only the scores of the default operating point"""
+    predictions: npt.NDArray[np.int32] | None
+    wrong: npt.NDArray[np.bool_] | None
+    label_scores: npt.NDArray[np.float32] | None
+    trust_score: str
+
+    @cached_property
+    def trust_order(self) -> npt.NDArray[np.intp]:
+        """The order of the images by their trust score."""
+        return np.argsort(self.uncertainty[self.trust_score])
+
+
+class CalibrationSet:
+    """A manifest's calibration images, sorted once, so that the thresholds of any operating point are chosen quickly."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._calibration = manifest.calibration
+        self._labelled = manifest.labelled_calibration or manifest.calibration
+        self._ascending: dict[str, npt.NDArray[np.float64]] = {}
+
+    def ascending(self, score: str) -> npt.NDArray[np.float64]:
+        """(n,) uncertainty of the calibration images, ascending; of several settings, their envelope."""
+        if score not in self._ascending:
+            direction = self._manifest.scores[score].direction
+            self._ascending[score] = np.sort(as_uncertainty(self._calibration.scores[score], direction))
+        return self._ascending[score]
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """The images whose scores determine the flag, one Sample per setting."""
+        return _samples(self._manifest, self._calibration)
+
+    @cached_property
+    def _labelled_samples(self) -> list[Sample]:
+        """The images whose errors determine trust and prediction sets."""
+        return _samples(self._manifest, self._labelled)
+
+    def flag_point(self, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> FlagPoint:
+        """The flag threshold of an operating point; OperatingPointError if the images cannot support it."""
+        flags = self.class_flags(point)
+        if flags is not None:
+            return flags.point
+        defaults, score = self._manifest.operating, self._score(point)
+        return choose_flag_point(
+            self.ascending(score),
+            score=score,
+            direction=self._manifest.scores[score].direction,
+            target_fpr=defaults.target_fpr if point.target_fpr is None else point.target_fpr,
+            guarantee=defaults.guarantee if point.guarantee is None else point.guarantee,
+        )
+
+    def class_flags(self, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> ClassFlags | None:
+        """The thresholds by predicted class; None if the guarantee of the operating point is another one."""
+        defaults, score = self._manifest.operating, self._score(point)
+        if (defaults.guarantee if point.guarantee is None else point.guarantee) != "by-class":
+            return None
+        return ClassFlags(
+            require_predictions([(sample.uncertainty.get(score), sample.predictions) for sample in self.samples]),
+            len(self._manifest.classes),
+            score=score,
+            direction=self._manifest.scores[score].direction,
+            target_fpr=defaults.target_fpr if point.target_fpr is None else point.target_fpr,
+        )
+
+    def trust_point(self, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> TrustPoint:
+        """The trust threshold of an operating point; OperatingPointError if the images cannot support it or its flag."""
+        defaults = self._manifest.operating
+        flags, flag = self.class_flags(point), self.flag_point(point)
+        return choose_trust_point(
+            [self._evidence(sample, flag, flags) for sample in self._labelled_samples],
+            score=defaults.trust_score,
+            direction=self._manifest.scores[defaults.trust_score].direction,
+            target_risk=defaults.target_risk if point.target_risk is None else point.target_risk,
+            safety=1.0 if flags is None else (1 - flag.target_fpr) ** 2,
+        )
+
+    def set_point(self, coverage: float) -> SetPoint:
+        """The threshold of prediction sets; OperatingPointError if the images cannot support the coverage."""
+        scores = [sample.label_scores for sample in self._labelled_samples]
+        present = [one for one in scores if one is not None]
+        if len(present) < len(scores):
+            reason = (
+                "This model was calibrated with an earlier version and has no scores for prediction sets; recalibrate it."
+                if self._labelled.has_labels
+                else _NO_LABELS.format(what="no coverage of prediction sets")
+            )
+            raise OperatingPointError(reason, "coverage")
+        return choose_set_point(present, coverage, self._manifest.sets)
+
+    def _score(self, point: OperatingPoint) -> str:
+        """The flag score of an operating point."""
+        scores = self._manifest.scores
+        score = self._manifest.operating.score if point.score is None else point.score
+        if score not in scores:
+            raise OperatingPointError(
+                f"The score {score!r} is not one of this model's; accepted are {', '.join(scores)}.", "score"
+            )
+        return score
+
+    def _evidence(self, sample: Sample, flag: FlagPoint, flags: ClassFlags | None) -> RiskEvidence:
+        """Counts of one setting's images strictly below the flag's threshold or, in earlier bundles, of all."""
+        trust = self._labelled.trust
+        n, thresholds = self._labelled.n, trust.thresholds.astype(np.float64)
+        expected = trust.levels.astype(np.float64) * n
+        if trust.accepted is not None:
+            return RiskEvidence(expected, thresholds, np.array(trust.accepted), np.array(trust.errors), n, joint=False)
+        if sample.wrong is None:
+            raise OperatingPointError(_NO_LABELS.format(what="no error rate"), "target_risk")
+        uncertainty = sample.uncertainty.get(flag.score)
+        if uncertainty is None or (flags is not None and sample.predictions is None):
+            raise OperatingPointError(
+                f"The error rate of predictions that are not flagged by {flag.score} cannot be guaranteed, because the "
+                f"calibration has paired scores of {', '.join(sample.uncertainty)} only.",
+                "target_risk",
+            )
+        if flags is None or sample.predictions is None:
+            below = flag.is_below(uncertainty)
+        else:
+            below = uncertainty < flags.limits(sample.predictions)
+        order = sample.trust_order[below[sample.trust_order]]
+        ascending, wrong = sample.uncertainty[sample.trust_score][order], sample.wrong[order]
+        accepted, errors = count_accepted(ascending, wrong, trust.thresholds)
+        expected = expected * (1 - flag.target_fpr)
+        return RiskEvidence(expected, thresholds, accepted, errors, n, joint=True, encoding=sample.encoding)
+
+
+def _samples(manifest: Manifest, calibration: Calibration) -> list[Sample]:
+    parts: list[Calibration | PairedScores] = [*calibration.settings] or [calibration]
+    samples = []
+    for part in parts:
+        wrong = None
+        if part.wrong is not None:
+            wrong = np.zeros(calibration.n, bool)
+            wrong[part.wrong] = True
+        uncertainty = {
+            name: as_uncertainty(values, manifest.scores[name].direction) for name, values in part.scores.items()
+        }
+        encoding = part.encoding if isinstance(part, PairedScores) else None
+        trust_score = manifest.operating.trust_score
+        samples.append(Sample(encoding, uncertainty, part.predictions, wrong, part.label_scores, trust_score))
+    return samples
