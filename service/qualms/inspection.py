@@ -8,9 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from qualms.bundle.calibration_data import Calibration
+from qualms.bundle.evaluation_results import Evaluation
 from qualms.bundle.file import Bundle
-from qualms.bundle.manifest import Evaluation, Manifest
-from qualms.decisions.operating_point import CalibrationSet
+from qualms.bundle.manifest import Manifest
+from qualms.decisions.calibration_set import CalibrationSet
+from qualms.decisions.verdicts import guarantee_text
 from qualms.errors import OperatingPointError
 
 
@@ -24,6 +27,8 @@ def print_bundle(bundle: Bundle, console: Console) -> None:
         console.print(_evaluation(manifest.evaluation))
         if manifest.evaluation.probabilities:
             console.print(_probabilities(manifest.evaluation))
+        if manifest.evaluation.encodings:
+            console.print(_encodings(manifest.evaluation))
     else:
         console.print("Not evaluated.")
 
@@ -46,7 +51,11 @@ def _facts(bundle: Bundle) -> Table:
     recipe = f"{origin.recipe_name}, seed {origin.seed}, {origin.created}, qualms {origin.qualms}"
     _row(table, "recipe", recipe)
     _row(table, "libraries", ", ".join(f"{name} {version}" for name, version in origin.versions.items()))
-    _row(table, "calibration", f"{calibration.n:,} images of {calibration.data}, split {calibration.split}")
+    labels = "" if calibration.has_labels else ", without labels"
+    trimmed = f", {100 * calibration.trimmed:g} % trimmed" if calibration.trimmed else ""
+    images = f"{calibration.n:,} images of {calibration.data}, split {calibration.split}{labels}{trimmed}"
+    _row(table, "calibration", images)
+    _row(table, "as sent", _as_sent(calibration))
     return table
 
 
@@ -66,8 +75,7 @@ def _decisions(manifest: Manifest) -> Table:
     calibration = CalibrationSet(manifest)
     try:
         point = calibration.flag_point()
-        target = f"false alarms ≤ {100 * point.target_fpr:g} %"
-        guarantee = f"{target} ({point.guarantee}; k = {point.k}, n = {point.n:,})"
+        guarantee = f"{guarantee_text(point, manifest.calibration)} ({point.guarantee}; k = {point.k}, n = {point.n:,})"
         _row(table, "flag as OOD", point.score, f"{point.threshold:.6g}", guarantee)
     except OperatingPointError as error:
         _row(table, "flag as OOD", operating.score, "–", str(error))
@@ -79,6 +87,17 @@ def _decisions(manifest: Manifest) -> Table:
     except OperatingPointError as error:
         _row(table, "trust", operating.trust_score, "–", str(error))
     return table
+
+
+def _as_sent(calibration: Calibration) -> str:
+    """The encodings of the calibration images."""
+    as_sent = calibration.as_sent
+    if as_sent is not None:
+        settings = f", {len(calibration.settings)} settings" if calibration.settings else ""
+        return f"{', '.join(as_sent.encodings)} ({as_sent.form}{settings}, seed {as_sent.seed})"
+    if not calibration.observed:
+        return "not recorded"
+    return "as stored: " + ", ".join(f"{text} ({count:,})" for text, count in calibration.observed.items())
 
 
 def _alpha(manifest: Manifest) -> str:
@@ -101,6 +120,19 @@ def _probabilities(evaluation: Evaluation) -> Table:
     table = _table("Class probabilities on the same images", "distribution", "ECE in %", "NLL in nats")
     for row in evaluation.probabilities:
         _row(table, row.distribution, f"{row.ece:.2f}", f"{row.nll:.4f}")
+    return table
+
+
+def _encodings(evaluation: Evaluation) -> Table:
+    targets = list(dict.fromkeys(row.target for row in evaluation.encodings[0].realised))
+    names = {"false_alarm_rate": "false alarms", "selective_risk": "risk"}
+    columns = [(promise, target) for promise in names for target in targets]
+    titles = [f"{names[promise]} ≤ {100 * target:g} %" for promise, target in columns]
+    table = _table("The same images by encoding, in %", "sent as", "calibrated", "accuracy", *titles)
+    for row in evaluation.encodings:
+        rates: dict[tuple[str, float], float | None] = {(one.promise, one.target): one.realised for one in row.realised}
+        cells = ["–" if (rate := rates[column]) is None else f"{100 * rate:.2f}" for column in columns]
+        _row(table, row.encoding, "yes" if row.calibrated else "no", f"{row.accuracy:.1f}", *cells)
     return table
 
 

@@ -11,7 +11,7 @@ from PIL.Image import Image
 
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import Bundle, open_bundle
-from qualms.bundle.manifest import Guarantee
+from qualms.bundle.parts import Guarantee
 from qualms.bundle.runtime import GraphRunner, check_golden
 from qualms.decisions.operating_point import OperatingPoint
 from qualms.decisions.results import Result, ResultBuilder
@@ -31,6 +31,7 @@ class Selection(TypedDict, total=False):
     target_fpr: float
     guarantee: Guarantee
     target_risk: float
+    coverage: float
 
 
 def open_model(model: str | PathLike[str] | None = None, *, threads: int = 0) -> "Model":
@@ -70,7 +71,8 @@ class Model:
         """One result for one image, or a list of results for a list of images.
 
         Without keyword arguments the verdicts are those of the manifest's operating point; `score`, `target_fpr`,
-        `guarantee` and `target_risk` select another one. With `explain`, each result has an explanation. Raises
+        `guarantee` and `target_risk` select another one, and `coverage` adds a prediction set. With `explain`, each result
+        has an explanation. Raises
         OperatingPointError if the calibration does not support the operating point, ExplanationError if the model was made
         with an earlier version and cannot explain its flags, and ImageError if an image cannot be used.
         """

@@ -77,6 +77,10 @@ class Settings(BaseSettings):
     grace_seconds: Seconds = Field(
         30.0, description="Maximum time from SIGTERM to exit, including drain_seconds; at least drain_seconds."
     )
+    score_log: str | None = Field(
+        None, description="File to which the scores of served images are appended, for qualms calibrate --from-log."
+    )
+    score_log_images: Count = Field(100_000, description="Maximum number of images in the score log.")
     log_level: Literal["debug", "info", "warning", "error", "critical"] = Field(
         "info", description="Minimum severity of log records."
     )

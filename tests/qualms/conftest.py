@@ -30,23 +30,15 @@ from PIL import Image
 from prometheus_client import CollectorRegistry
 
 from qualms.bundle import golden
+from qualms.bundle.calibration_data import TrustGrid
 from qualms.bundle.container import Container, pack
+from qualms.bundle.evaluation_results import ErrorResult, Evaluation, GuaranteeResult, OodResult, ProbabilityResult
 from qualms.bundle.file import Bundle, graph_digest, write_bundle
-from qualms.bundle.manifest import (
-    ErrorResult,
-    Evaluation,
-    Golden,
-    GuaranteeResult,
-    Manifest,
-    OodResult,
-    OperatingDefaults,
-    ProbabilityResult,
-    Provenance,
-    TrustGrid,
-)
+from qualms.bundle.manifest import Golden, Manifest, OperatingDefaults, Provenance
 from qualms.bundle.runtime import GraphRunner
 from qualms.bundle.scores import DIRICHLET_SCORES, FEATURE_SCORES, SCORES
-from qualms.decisions.calibration import calibrate, reference, trust_grid
+from qualms.decisions.calibration import CalibrationSource, calibrate, reference, trust_grid
+from qualms.images.fingerprints import fingerprints
 from qualms.images.input_spec import InputSpec
 from qualms.settings import Settings
 from qualms.web.app import create_app
@@ -165,7 +157,8 @@ def draw_images() -> Draw:
 @pytest.fixture(scope="session")
 def manifest(graph: bytes, runner: GraphRunner, draw_images: Draw) -> Manifest:
     """The manifest of the graph as training would write it, with an evaluation that uses every field."""
-    fit_outputs, outputs = runner(draw_images(1, 300)), runner(draw_images(2, CALIBRATION))
+    images = draw_images(2, CALIBRATION)
+    fit_outputs, outputs = runner(draw_images(1, 300)), runner(images)
     labels = outputs["prediction"].copy()
     uncertain = np.argsort(outputs["predicted_error"])[-MISTAKES:]
     labels[uncertain] = (labels[uncertain] + 1) % len(CLASSES)
@@ -184,11 +177,15 @@ def manifest(graph: bytes, runner: GraphRunner, draw_images: Draw) -> Manifest:
             labels,
             SPECS,
             trust_grid(fit_outputs["predicted_error"]),
-            split="calibration",
-            data="drawn",
-            data_sha256=graph_digest(b"drawn"),
+            source=CalibrationSource(
+                split="calibration",
+                data="drawn",
+                data_sha256=graph_digest(b"drawn"),
+                observed={"lossless, same size": CALIBRATION},
+                fingerprints=fingerprints(images),
+            ),
         ),
-        reference=reference(outputs, SPECS, len(CLASSES)),
+        reference=reference([outputs], SPECS, len(CLASSES)),
         golden=Golden(count=len(inputs), input_sha256=golden.digest(inputs), outputs=runner(inputs)),
         provenance=Provenance(
             created="2026-01-02T03:04:05+00:00",
@@ -242,18 +239,20 @@ def earlier_manifest(manifest: Manifest, earlier_graph: bytes, draw_images: Draw
     calibration = {
         **dict(manifest.calibration),
         "scores": {name: np.sort(outputs[name]) for name in EARLIER_SPECS},
-        "wrong": None,
+        **dict.fromkeys(("wrong", "predictions", "label_scores", "fingerprints")),
+        "observed": {},
         "trust": TrustGrid(levels=manifest.calibration.trust.levels, thresholds=thresholds, **counts),
     }
     return Manifest.model_validate(
         {
             **dict(manifest),
+            "schema_version": 1,
             "alpha": "meta",
             "flag_terms": [],
             "scores": EARLIER_SPECS,
             "operating": OperatingDefaults(score="mutual_information", trust_score="error_probability"),
             "calibration": calibration,
-            "reference": reference(outputs, EARLIER_SPECS, len(CLASSES)),
+            "reference": reference([outputs], EARLIER_SPECS, len(CLASSES)),
             "golden": Golden(count=len(inputs), input_sha256=golden.digest(inputs), outputs=runner(inputs)),
             "evaluation": evaluation.model_copy(update={"probabilities": []}),
             "graph_sha256": graph_digest(earlier_graph),

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Manifest
-from qualms.decisions.operating_point import CalibrationSet
+from qualms.decisions.calibration_set import CalibrationSet
 from qualms.inspection import print_bundle
 
 

@@ -17,7 +17,8 @@ from PIL import Image
 import qualms
 from qualms.bundle.embedded import DEFAULT
 from qualms.bundle.file import Bundle, write_bundle
-from qualms.bundle.manifest import REQUIRED_SCORES, Guarantee, Manifest, OperatingDefaults
+from qualms.bundle.manifest import REQUIRED_SCORES, Manifest, OperatingDefaults
+from qualms.bundle.parts import Guarantee
 from qualms.errors import BundleError, ExplanationError, ImageError, OperatingPointError, QualmsError
 from qualms.inference.engine import Engine
 from qualms.model import Model, open_model

@@ -14,8 +14,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from qualms.bundle.calibration_data import TrustGrid
 from qualms.bundle.file import open_bundle, write_bundle
-from qualms.bundle.manifest import OperatingDefaults, TrustGrid
+from qualms.bundle.manifest import OperatingDefaults
 from qualms.decisions.calibration import trust_grid
 from qualms.decisions.trust import count_accepted
 from qualms_training import conversion

@@ -18,8 +18,8 @@ from PIL import Image
 from rich.console import Console
 from torch import nn
 
+from qualms.bundle.evaluation_results import Evaluation
 from qualms.bundle.file import Bundle, open_bundle
-from qualms.bundle.manifest import Evaluation
 from qualms.bundle.runtime import GraphRunner, check_golden
 from qualms.bundle.scores import SCORES
 from qualms.decisions.operating_point import CalibrationSet

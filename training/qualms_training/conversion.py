@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from qualms.bundle.manifest import Evaluation
+from qualms.bundle.evaluation_results import Evaluation
 from qualms.bundle.scores import DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE
 from qualms_training.console import Display
 from qualms_training.errors import ConversionError

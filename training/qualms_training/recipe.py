@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from qualms.bundle.manifest import Fraction, Name, OperatingDefaults, Predictor, first_problem
+from qualms.bundle.manifest import OperatingDefaults, Predictor, first_problem
+from qualms.bundle.parts import Fraction, Name
 from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
 from qualms.images.input_spec import InputSpec
 from qualms_training.data.noise import CORRUPTION, check_noise

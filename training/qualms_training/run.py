@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from rich.markup import escape
 
+from qualms.bundle.evaluation_results import Evaluation
 from qualms.bundle.file import open_bundle
-from qualms.bundle.manifest import Evaluation
 from qualms_training.console import Display
 from qualms_training.errors import QualmsError
 from qualms_training.files import save_json, save_text

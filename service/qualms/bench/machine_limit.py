@@ -61,7 +61,7 @@ class LimitMeter:
         decoded = time.perf_counter()
         outputs = self._engine.run(images)
         inferred = time.perf_counter()
-        batch = Batch(outputs, [(size, inferred - decoded)], decoded)
+        batch = Batch(outputs, [(size, inferred - decoded)], decoded, images)
         for row in range(size):
             self._writer.write(Answer(batch, row, 1, 0.0), DEFAULT_QUERY, _REQUEST_ID)
         return decoded - start, inferred - decoded, time.perf_counter() - inferred

@@ -73,6 +73,8 @@ class Batch:
     runs: list[tuple[int, float]]
     """(rows, seconds) of each run; several only for one request with more rows than `max_batch`"""
     started: float
+    images: NDArray[np.uint8]
+    """(N, H, W, C)"""
     cache: dict[object, Any] = field(default_factory=dict)
     """values computed once for the whole batch, for example the verdicts at an operating point"""
 
@@ -110,7 +112,7 @@ def run_jobs(jobs: list[Job], engine: BatchEngine, clock: Callable[[], float] = 
         ended = clock()
         runs.append((len(part), ended - begun))
     outputs = parts[0] if len(parts) == 1 else [np.concatenate(values) for values in zip(*parts, strict=True)]
-    return Batch(outputs, runs, started)
+    return Batch(outputs, runs, started, images)
 
 
 def _stack(jobs: list[Job]) -> NDArray[np.uint8]:

@@ -24,8 +24,8 @@ from prometheus_client.utils import floatToGoString
 
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Manifest
-from qualms.decisions.flag import p_values
-from qualms.decisions.verdicts import Rule, Verdicts
+from qualms.decisions.verdicts import Decider, Verdicts
+from qualms.images.observed import ObservedEncoding, all_observed
 
 M = TypeVar("M", bound=Collector)
 
@@ -37,6 +37,8 @@ ROUTES = ("predict", "models", "metrics", "health", "docs", "other")
 _MAX_PENDING_ROWS = 256
 _MAX_PENDING_BATCHES = 16
 """pending batches are counted when either number is reached; counting more at once would delay a request for too long"""
+_MIN_SHARE = 0.01
+"""share of the calibration images from which on their encoding counts as calibrated"""
 OPEN_METRICS = "application/openmetrics-text"
 
 
@@ -160,8 +162,8 @@ class ServiceMetrics:
 class ModelMetrics:
     """Metrics of one model; `close` removes its series."""
 
-    def __init__(self, registry: CollectorRegistry, bundle: Bundle, rule: Rule, provider: str) -> None:
-        manifest = bundle.manifest
+    def __init__(self, registry: CollectorRegistry, bundle: Bundle, decider: Decider, provider: str) -> None:
+        manifest, rule = bundle.manifest, decider.rule()
         self._registry, self._collectors = registry, list[Collector]()
         self.labels = {"model": manifest.name, "version": manifest.version}
         self._classes = manifest.classes if len(manifest.classes) <= MAX_CLASS_LABELS else ["any"]
@@ -184,7 +186,8 @@ class ModelMetrics:
             "Mutual information; buckets at reference quantiles.",
             _not_negative(quantiles["mutual_information"]),
         )
-        self._reference(bundle.manifest, rule)
+        self._reference(manifest, decider)
+        self._encodings = self._encoding_counters(manifest)
         self._predictions = self._counter("predictions", "Predictions by class and flag.", "class", "ood")
         self._ood = self._counter("ood", "Images flagged.").labels(**self.labels)
         self._untrusted = self._counter("untrusted", "Predictions not accepted: flagged, or uncertain.").labels(
@@ -233,14 +236,47 @@ class ModelMetrics:
         if accepts:
             self._untrusted.inc(int((~np.concatenate(accepts)).sum()))
 
-    def _reference(self, manifest: Manifest, rule: Rule) -> None:
-        """Histograms of the calibration images in the same buckets, to compare live traffic with."""
-        scores = manifest.calibration.scores
-        for name, live, values in (
-            ("p_value", self.p_value, p_values(rule.calibration, rule.calibration)),
-            ("total_uncertainty", self.total, scores["entropy"]),
-            ("epistemic_uncertainty", self.epistemic, scores["mutual_information"]),
+    def count_encodings(self, encodings: Iterable[ObservedEncoding]) -> None:
+        """Count the images of one request by their encoding."""
+        for encoding in encodings:
+            self._encodings[encoding].inc()
+
+    def count_dropped(self, dropped: Callable[[], int]) -> None:
+        """Export the number of images that are missing in the score log."""
+        self._gauge("score_log_dropped_images", "Images that are missing in the score log.").set_function(dropped)
+
+    def _encoding_counters(self, manifest: Manifest) -> dict[ObservedEncoding, Counter]:
+        """One counter per encoding, with whether the calibration has seen it."""
+        text = (
+            "Images by format, rough quality, size relative to the model's input, and whether the calibration had such."
+        )
+        images = self._counter("images", text, "format", "quality", "size", "calibrated")
+        seen = calibrated_encodings(manifest)
+        return {
+            one: images.labels(
+                **self.labels,
+                **one._asdict(),
+                calibrated="unknown" if seen is None else "true" if one.text in seen else "false",
+            )
+            for one in all_observed()
+        }
+
+    def _reference(self, manifest: Manifest, decider: Decider) -> None:
+        """Histograms of the calibration images in the same buckets, to compare live traffic with.
+
+        The calibration images may have been sent in several settings. The distribution of p-values of any mixture of the settings
+        lies between the largest and the smallest of their distributions, which are the two p-value references.
+        """
+        counts = np.array([_cumulative(values, self.p_value.bounds) for values in decider.calibration_p_values()])
+        for name, cumulative in (("", counts.max(axis=0)), ("_lower", counts.min(axis=0))):
+            text = f"{'Lower' if name else 'Upper'} bound of the distribution of p_value of the calibration images."
+            values = np.repeat(self.p_value.bounds, np.diff(cumulative, prepend=0))
+            self._histogram(f"p_value_reference{name}", text, self.p_value.bounds).observe(values)
+        for name, score, live in (
+            ("total_uncertainty", "entropy", self.total),
+            ("epistemic_uncertainty", "mutual_information", self.epistemic),
         ):
+            values = _reference_values(manifest, score)
             self._histogram(f"{name}_reference", f"{name} of the calibration images.", live.bounds).observe(values)
 
     def close(self) -> None:
@@ -263,6 +299,28 @@ class ModelMetrics:
     def _track(self, collector: M) -> M:
         self._collectors.append(collector)
         return collector
+
+
+def calibrated_encodings(manifest: Manifest) -> frozenset[str] | None:
+    """Encodings of at least 1 % of the calibration images, as texts of ObservedEncoding; None in bundles of earlier versions."""
+    calibration = manifest.calibration
+    if not calibration.observed:
+        return None
+    return frozenset(text for text, count in calibration.observed.items() if count >= _MIN_SHARE * calibration.n)
+
+
+def _cumulative(values: NDArray[Any], bounds: Sequence[float]) -> NDArray[np.intp]:
+    """Number of values at or below each bound; the last bound is the largest possible value."""
+    return np.sort(values).searchsorted(bounds, side="right")
+
+
+def _reference_values(manifest: Manifest, score: str) -> NDArray[Any]:
+    """Values of a score of the calibration images; of several settings, n values with the recorded quantiles."""
+    calibration, reference = manifest.calibration, manifest.reference
+    if not calibration.settings:
+        return calibration.scores[score]
+    levels = (np.arange(calibration.n) + 0.5) / calibration.n
+    return np.interp(levels, reference.levels, reference.quantiles[score])
 
 
 def _not_negative(bounds: Sequence[float]) -> list[float]:

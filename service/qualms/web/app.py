@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,6 +22,7 @@ from qualms.inference.engine import Engine
 from qualms.settings import Settings
 from qualms.telemetry.logs import access
 from qualms.telemetry.metrics import ServiceMetrics
+from qualms.telemetry.score_log import ScoreLog
 from qualms.web.openapi import describe
 from qualms.web.parameters import parse_request_id
 from qualms.web.predict import PATH as PREDICT_PATH
@@ -59,6 +61,7 @@ def create_app(
         await loading
         if state.model is not None:
             await state.model.batcher.stop()
+            await asyncio.to_thread(state.model.close)
         pool.shutdown(cancel_futures=True)
 
     app = _Application(title="Qualms", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
@@ -99,7 +102,7 @@ async def _load(
         engine = await asyncio.to_thread(
             Engine, bundle, settings.device, settings.threads, settings.max_batch, settings.max_run_seconds
         )
-        model = ServedModel(bundle, engine, registry, state, decode_threads)
+        model = ServedModel(bundle, engine, registry, state, decode_threads, _score_log(bundle, settings))
     except Exception as error:
         expected = isinstance(error, QualmsError)
         state.failure = str(error) if expected else "The model could not be loaded; the log has the reason."
@@ -119,6 +122,13 @@ async def _load(
             "seconds": round(time.monotonic() - started, 3),
         },
     )
+
+
+def _score_log(bundle: Bundle, settings: Settings) -> ScoreLog | None:
+    if settings.score_log is None:
+        return None
+    manifest = bundle.manifest
+    return ScoreLog(Path(settings.score_log), settings.score_log_images, manifest.graph_sha256, list(manifest.scores))
 
 
 def _tune_garbage_collection() -> None:

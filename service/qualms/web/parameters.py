@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any, get_args
 from urllib.parse import parse_qsl
 
-from qualms.bundle.manifest import Guarantee
+from qualms.bundle.parts import Guarantee
 from qualms.decisions.operating_point import OperatingPoint
 from qualms.web.problems import Kind, Problem, quoted
 from qualms.web.reply import DEFAULT_QUERY, Query
@@ -58,7 +58,7 @@ def _fraction(name: str, text: str) -> float:
 
 def _guarantee(name: str, text: str) -> str:
     if text not in get_args(Guarantee):
-        raise Problem.invalid(name, text, " or ".join(get_args(Guarantee)))
+        raise Problem.invalid(name, text, ", ".join(get_args(Guarantee)))
     return text
 
 
@@ -77,6 +77,11 @@ QUERY_PARAMETERS = {
         "Another guarantee.", {"type": "string", "enum": list(get_args(Guarantee))}, _guarantee
     ),
     "target_risk": QueryParameter("Another error rate of trusted predictions.", _OPEN_UNIT_INTERVAL, _fraction),
+    "coverage": QueryParameter(
+        "Probability with which the prediction set holds the true class; without it, there is no prediction set.",
+        _OPEN_UNIT_INTERVAL,
+        _fraction,
+    ),
     EXPLAIN: QueryParameter(
         "Whether each result has an explanation: the terms of the flag score, and the meta-model's own distribution.",
         {"type": "boolean"},

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from qualms.errors import ExplanationError, ImageError, OperatingPointError
 from qualms.images.input_spec import InputSpec
 from qualms.images.limits import decodes_quickly
+from qualms.images.observed import ObservedEncoding, observe
 from qualms.images.preprocess import preprocess, preprocess_array
 from qualms.inference.batch import Answer, ClientDisconnected, Draining, Expired
 from qualms.settings import Settings
@@ -138,6 +139,7 @@ class PredictCall:
     __slots__ = (
         "_decode_seconds",
         "_disconnected",
+        "_encodings",
         "_finished",
         "_handler",
         "_headers",
@@ -164,6 +166,7 @@ class PredictCall:
         self._started = time.monotonic()
         self._decode_seconds = 0.0
         self._inline_inputs: list[ImageInput] | None = None
+        self._encodings: list[ObservedEncoding] = []
         self._finished = False
         self._query = DEFAULT_QUERY
         self.id = parse_request_id(headers)
@@ -212,7 +215,7 @@ class PredictCall:
         elif isinstance(error, Draining | asyncio.CancelledError):  # cancelled: the server's grace period is over
             error = Problem(Kind.UNAVAILABLE, "The service is stopping.")
         elif isinstance(error, OperatingPointError):
-            error = from_error(error, self._model.decider.refused_parameter(self._query.point))
+            error = from_error(error, error.parameter)
         elif isinstance(error, ExplanationError):
             error = from_error(error, EXPLAIN)
         elif not isinstance(error, Problem):
@@ -260,8 +263,8 @@ class PredictCall:
         spec, max_pixels = self._model.bundle.manifest.input, self._handler.settings.max_pixels
         admission = self._model.batcher.admission
 
-        def decoded(result: tuple[list[NDArray[np.uint8]], float]) -> None:
-            images, self._decode_seconds = result
+        def decoded(result: tuple[list[NDArray[np.uint8]], list[ObservedEncoding], float]) -> None:
+            images, self._encodings, self._decode_seconds = result
             admission.decode_ended(rows, self._decode_seconds)
             if not self._finished and self._admit(rows):
                 self._model.batcher.queue(lambda: images, rows, deadline, self._is_disconnected, self._done)
@@ -312,7 +315,10 @@ class PredictCall:
             (b"server-timing", b"queue;dur=%.3f, decode;dur=%.3f, inference;dur=%.3f" % timing),
         ]
         self._finish(200, None, Reply(200, headers, body))
-        self._model.count_answer(result.waited, decode_seconds)  # after the reply was sent
+        # After the reply was sent.
+        spec = self._model.bundle.manifest.input
+        encodings = self._encodings or [observe(image, spec) for image in self._inline_inputs or []]
+        self._model.count_answer(result.waited, decode_seconds, encodings)
 
     def _failed(self, error: Exception) -> None:
         """Decode images that have too many pixels for the event loop in the pool; answer any other error."""
@@ -354,9 +360,11 @@ def decode_images(
 
 def _timed_decode(
     inputs: list[ImageInput], spec: InputSpec, max_pixels: int, deadline: float
-) -> tuple[list[NDArray[np.uint8]], float]:
+) -> tuple[list[NDArray[np.uint8]], list[ObservedEncoding], float]:
+    """The images, their encodings, and the seconds it took."""
     start = time.monotonic()
-    return decode_images(inputs, spec, max_pixels, deadline), time.monotonic() - start
+    images = decode_images(inputs, spec, max_pixels, deadline)
+    return images, [observe(image, spec) for image in inputs], time.monotonic() - start
 
 
 def _decode_inline(inputs: list[ImageInput]) -> bool:

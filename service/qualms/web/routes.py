@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
+from qualms.bundle.calibration_data import Calibration
 from qualms.telemetry.metrics import OPEN_METRICS, expose
 from qualms.web.openapi import problem_response
 from qualms.web.predict import PATH as PREDICT_PATH
@@ -18,6 +19,8 @@ from qualms.web.state import ServiceState
 
 _ROUTES = {PREDICT_PATH: "predict", "/metrics": "metrics", "/docs": "docs", "/openapi.json": "docs"}
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
+_ARRAYS = {"scores", "wrong", "trust", "predictions", "label_scores", "settings", "fingerprints"}
+"""parts of a calibration that are too large for a reply"""
 _HEALTH = ("/livez", "/readyz", "/healthz")
 
 
@@ -64,7 +67,7 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -
             raise Problem(Kind.NOT_FOUND, f"There is no model {quoted(name)} here.")
         manifest = state.model.bundle.manifest
         document = manifest.model_dump(
-            mode="json", exclude={"golden": True, "calibration": {"scores", "wrong", "trust"}}
+            mode="json", exclude={"golden": True, "calibration": _ARRAYS, "labelled_calibration": _ARRAYS}
         )
         return _json({**_summary(state.model).model_dump(), "manifest": document})
 
@@ -91,6 +94,7 @@ def _summary(model: ServedModel) -> ModelSummary:
             "threshold": rule.flag.threshold,
             "target_fpr": rule.flag.target_fpr,
             "guarantee": rule.flag.guarantee,
+            "guarantee_text": rule.guarantee_text,
             "rate_bound": rule.flag.rate_bound,
         },
         "trust": {
@@ -111,11 +115,23 @@ def _summary(model: ServedModel) -> ModelSummary:
         alpha=manifest.alpha,
         flag_terms=manifest.flag_terms,
         operating=operating,
-        calibration={"n": manifest.calibration.n, "data": manifest.calibration.data},
+        calibration=_calibration_summary(manifest.calibration),
         provider=model.engine.provider,
         max_batch=model.engine.max_batch,
         cost_seconds=dict(zip(map(str, model.engine.cost.sizes), model.engine.cost.seconds, strict=True)),
     )
+
+
+def _calibration_summary(calibration: Calibration) -> dict[str, Any]:
+    as_sent = calibration.as_sent
+    return {
+        "n": calibration.n,
+        "data": calibration.data,
+        "labels": calibration.has_labels,
+        "as_sent": None if as_sent is None else as_sent.model_dump(),
+        "observed": calibration.observed,
+        "trimmed": calibration.trimmed,
+    }
 
 
 def _framework_problem(request: Request, error: HTTPException) -> Problem:

@@ -293,7 +293,7 @@ def test_the_plain_server_returns_the_same_replies_as_the_service(bundle_file: P
 
     for file in draw_pngs(bundle.manifest.input, 3):
         image = preprocess(file, bundle.manifest.input)
-        batch = Batch(engine.run(image[None]), [(1, 0.0)], 0.0)
+        batch = Batch(engine.run(image[None]), [(1, 0.0)], 0.0, image[None])
         ours = orjson.loads(writer.write(Answer(batch, 0, 1, 0.0), DEFAULT_QUERY, "x"))
         expected, actual = flatten(ours), flatten(asyncio.run(post(file)))
         assert actual.keys() == expected.keys()

@@ -7,7 +7,7 @@ import pytest
 from qualms.bundle import embedded
 from qualms.bundle.file import open_bundle
 from qualms.bundle.runtime import GraphRunner, check_golden
-from qualms.decisions.operating_point import CalibrationSet
+from qualms.decisions.calibration_set import CalibrationSet
 from qualms.errors import BundleError
 
 MODELS = {

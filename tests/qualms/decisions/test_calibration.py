@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from qualms.bundle.manifest import Calibration
+from qualms.bundle.calibration_data import Calibration
 from qualms.bundle.scores import ScoreSpec
 from qualms.decisions.calibration import REFERENCE_LEVELS, TRUST_LEVELS, calibrate, reference, trust_grid
 from qualms.errors import DataError

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from qualms.bundle.manifest import Guarantee
+from qualms.bundle.parts import Guarantee
 from qualms.bundle.scores import Direction, as_uncertainty
 from qualms.decisions.binomial import binomial_cdf
 from qualms.decisions.flag import FlagPoint, choose_flag_point, p_values, rank

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qualms.bundle.manifest import Calibration, Guarantee, Manifest, TrustGrid
+from qualms.bundle.calibration_data import Calibration, TrustGrid
+from qualms.bundle.manifest import Manifest
+from qualms.bundle.parts import Guarantee
 from qualms.decisions.calibration import trust_grid
 from qualms.decisions.operating_point import OperatingPoint
 from qualms.decisions.trust import RiskEvidence, choose_trust_point, count_accepted
@@ -168,7 +170,7 @@ def threshold_of_all_images(images: Images, thresholds: NDArray[np.float32], tar
     expected = np.arange(1, len(thresholds) + 1) / len(thresholds) * len(order)
     evidence = RiskEvidence(expected, thresholds.astype(np.float64), accepted, errors, len(order), joint=False)
     try:
-        return choose_trust_point(evidence, score=TRUST, direction="higher", target_risk=target_risk).threshold
+        return choose_trust_point([evidence], score=TRUST, direction="higher", target_risk=target_risk).threshold
     except OperatingPointError:
         return 0.0
 

@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
 
-from qualms.bundle.manifest import Guarantee, Manifest
+from qualms.bundle.manifest import Manifest
+from qualms.bundle.parts import Guarantee
 from qualms.bundle.scores import as_uncertainty
 from qualms.decisions.binomial import binomial_cdf
-from qualms.decisions.operating_point import CalibrationSet, OperatingPoint
+from qualms.decisions.calibration_set import CalibrationSet
+from qualms.decisions.operating_point import OperatingPoint
 from qualms.errors import OperatingPointError
 
 

@@ -51,7 +51,7 @@ def draw(
 
 def risk_threshold(counts: RiskEvidence, target_risk: float) -> float:
     """The threshold of a score with direction "higher"."""
-    return choose_trust_point(counts, score="score", direction="higher", target_risk=target_risk).threshold
+    return choose_trust_point([counts], score="score", direction="higher", target_risk=target_risk).threshold
 
 
 # Counting
@@ -176,7 +176,7 @@ def test_the_threshold_of_a_trust_point_is_a_raw_value_of_the_score() -> None:
         1000,
         thresholds=-TENTHS[::-1],
     )
-    trust = choose_trust_point(counts, score="max_probability", direction="lower", target_risk=0.05)
+    trust = choose_trust_point([counts], score="max_probability", direction="lower", target_risk=0.05)
     assert trust == TrustPoint("max_probability", "lower", 0.05, threshold=0.6, accepted=0.5, joint=True)
     assert trust.accepts([0.7, 0.6, 0.59]).tolist() == [True, True, False]
     assert trust.condition == "not flagged and max_probability ≥ 0.6"
@@ -191,7 +191,7 @@ def test_non_finite_values_are_not_trusted(direction: Direction) -> None:
 def test_equal_thresholds_accept_the_same_images() -> None:
     thresholds = np.array([0.1, 0.2, 0.3, 0.3, 0.3, 0.6, 0.7, 0.8, 0.9, 1.0])
     counts = evidence([100, 200, 500, 500, 500, 600, 700, 800, 900, 999], [0] * 5 + [500] * 5, 1000, TENTHS, thresholds)
-    trust = choose_trust_point(counts, score="entropy", direction="higher", target_risk=0.05)
+    trust = choose_trust_point([counts], score="entropy", direction="higher", target_risk=0.05)
     assert (trust.threshold, trust.accepted) == (0.3, 0.5)
     assert trust.condition == "not flagged and entropy ≤ 0.3"
 

@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qualms.bundle.manifest import Guarantee, Manifest
+from qualms.bundle.manifest import Manifest
+from qualms.bundle.parts import Guarantee
 from qualms.bundle.runtime import GraphRunner
 from qualms.bundle.scores import DIRICHLET_SCORES, as_uncertainty
+from qualms.decisions.calibration_set import CalibrationSet
 from qualms.decisions.flag import p_values
-from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, CalibrationSet, OperatingPoint
+from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.decisions.verdicts import Decider, decide
 from qualms.errors import OperatingPointError
 

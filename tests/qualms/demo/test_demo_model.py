@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import open_bundle
 from qualms.bundle.runtime import GraphRunner
-from qualms.decisions.operating_point import CalibrationSet
+from qualms.decisions.calibration_set import CalibrationSet
 from qualms.demo.digits import draw_many
 from qualms.demo.drift import drift
 from qualms.images.preprocess import preprocess_array

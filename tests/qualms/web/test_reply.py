@@ -21,7 +21,8 @@ ROWS = 6
 
 @pytest.fixture
 def batch(runner: GraphRunner, draw_images: Callable[[int, int], NDArray[np.uint8]]) -> Batch:
-    return Batch(list(runner(draw_images(11, ROWS)).values()), [(ROWS, 0.001)], 0.0)
+    images = draw_images(11, ROWS)
+    return Batch(list(runner(images).values()), [(ROWS, 0.001)], 0.0, images)
 
 
 @pytest.fixture

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from qualms.bundle.evaluation_results import Evaluation
 from qualms.bundle.file import open_bundle, write_bundle
-from qualms.bundle.manifest import Evaluation, Manifest
+from qualms.bundle.manifest import Manifest
 from qualms_training.errors import DataError
 from qualms_training.reporting.compare import compare_runs
 

@@ -8,8 +8,9 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
+from qualms.bundle.evaluation_results import Evaluation, GuaranteeResult
 from qualms.bundle.file import open_bundle, write_bundle
-from qualms.bundle.manifest import Evaluation, Golden, GuaranteeResult, Manifest, OperatingDefaults, Provenance
+from qualms.bundle.manifest import Golden, Manifest, OperatingDefaults, Provenance
 from qualms.bundle.scores import SCORES, as_uncertainty
 from qualms.decisions.calibration import calibrate, reference, trust_grid
 from qualms.decisions.operating_point import CalibrationSet, OperatingPoint

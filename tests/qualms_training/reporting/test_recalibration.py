@@ -10,7 +10,7 @@ from PIL import Image
 
 from qualms.bundle.file import open_bundle, write_bundle
 from qualms.bundle.runtime import GraphRunner
-from qualms.decisions.operating_point import CalibrationSet
+from qualms.decisions.calibration_set import CalibrationSet
 from qualms.errors import DataError, OperatingPointError
 from qualms_training.data import load
 from qualms_training.data.dataset import ImageSet

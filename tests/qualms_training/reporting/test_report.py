@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from qualms.bundle.evaluation_results import ErrorResult, Evaluation, GuaranteeResult, OodResult, ProbabilityResult
 from qualms.bundle.file import open_bundle
-from qualms.bundle.manifest import ErrorResult, Evaluation, GuaranteeResult, OodResult, ProbabilityResult
 from qualms_training.console import Display
 from qualms_training.paper.published import Figure, error_figure, ood_figure
 from qualms_training.reporting.plots import save_plots

@@ -5,7 +5,8 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from qualms.bundle.manifest import Name, first_problem
+from qualms.bundle.manifest import first_problem
+from qualms.bundle.parts import Name
 from qualms_training.errors import RecipeError
 from qualms_training.files import load_toml, toml_names
 from qualms_training.paper.evaluation_protocol import Protocol

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from qualms.bundle.evaluation_results import Evaluation
 from qualms.bundle.file import Bundle, open_bundle
-from qualms.bundle.manifest import Evaluation
 from qualms_training.console import Display
 from qualms_training.errors import DataError
 from qualms_training.reporting.report import Grid, to_rich

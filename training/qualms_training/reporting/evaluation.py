@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
+from qualms.bundle.evaluation_results import ErrorResult, Evaluation, GuaranteeResult, OodResult, ProbabilityResult
 from qualms.bundle.file import open_bundle
-from qualms.bundle.manifest import ErrorResult, Evaluation, GuaranteeResult, Manifest, OodResult, ProbabilityResult
+from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import GraphRunner, Outputs, check_golden
 from qualms.bundle.scores import as_uncertainty
 from qualms.decisions.operating_point import OperatingPoint

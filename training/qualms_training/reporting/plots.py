@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import Outputs
-from qualms.decisions.operating_point import CalibrationSet, OperatingPoint
+from qualms.decisions.calibration_set import CalibrationSet
+from qualms.decisions.operating_point import OperatingPoint
 from qualms.errors import OperatingPointError
 from qualms.files import atomic_path
 

@@ -12,7 +12,7 @@ from qualms.bundle.manifest import Manifest, OperatingDefaults, first_problem
 from qualms.bundle.runtime import GraphRunner, check_golden
 from qualms.decisions.calibration import calibrate, reference
 from qualms.decisions.flag import rank
-from qualms.decisions.operating_point import CalibrationSet
+from qualms.decisions.calibration_set import CalibrationSet
 from qualms.errors import DataError, OperatingPointError
 from qualms_training.console import Display
 from qualms_training.data import ImageSet

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from rich.table import Table
 
-from qualms.bundle.manifest import Evaluation
+from qualms.bundle.evaluation_results import Evaluation
 from qualms_training.paper.published import Figure, error_figure, ood_figure
 
 METRICS = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from qualms.bundle.evaluation_results import Evaluation
 from qualms.bundle.file import Bundle, open_bundle, write_bundle
-from qualms.bundle.manifest import Evaluation
 from qualms.bundle.runtime import GraphRunner
 from qualms_training.data.noise import CORRUPTION
 from qualms_training.data.prepare import ood_sets
