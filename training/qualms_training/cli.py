@@ -27,6 +27,13 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+class Form(StrEnum):
+    """A form of calibration, as defined in qualms.bundle.calibration_data."""
+
+    worst = "worst"
+    mixture = "mixture"
+
+
 class ProtocolName(StrEnum):
     """A protocol of the paper's tables, as defined in qualms_training.paper.evaluation_protocol."""
 
@@ -83,36 +90,95 @@ def evaluate(
     ood: Annotated[
         list[str] | None, typer.Option(help="OOD set; repeat for more.", show_default="the recipe's")
     ] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            help="Labelled images instead of the recipe's test set: a folder of class folders, or NAME-SPLIT.npz.",
+            show_default=False,
+        ),
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Store the evaluation in the bundle.")] = False,
 ) -> None:
-    """Evaluate a bundle on its test set and on OOD sets, and print the tables."""
-    from qualms.bundle.embedded import resolve_model
+    """Evaluate a bundle on its test set and on OOD sets, in several encodings, and print the tables."""
+    from qualms.bundle.embedded import available, resolve_model
     from qualms_training.reporting.evaluation import evaluate_bundle
 
-    evaluate_bundle(resolve_model(model), data, ood)
+    if write and model in available():
+        raise typer.BadParameter(f"the embedded model {model} cannot be overwritten: copy its file")
+    evaluate_bundle(resolve_model(model), data, ood, test=test, write=write)
 
 
 def calibrate(
     model: Model,
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="NAME-SPLIT.npz, or a folder of class folders of images.")
-    ],
+    images: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DATA]",
+            help="Folder of images without labels, folder of class folders, or NAME-SPLIT.npz; without DATA, the bundle's own "
+            "calibration images, drawn again from --data.",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write.", show_default="MODEL")] = None,
     name: Annotated[str | None, typer.Option(help="New name of the model.", show_default="unchanged")] = None,
+    as_sent: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Send the images in this encoding: png, jpeg:75-95, webp:80, resize:1.5-3, brightness:0.85-1.15, or a chain "
+            "such as resize:2+jpeg:85. Repeat for more, or separate them by commas.",
+            show_default="as stored",
+        ),
+    ] = None,
+    form: Annotated[
+        Form, typer.Option(help="worst: the guarantee holds for each encoding; mixture: for all in the listed shares.")
+    ] = Form.worst,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of drawn encodings.")] = 0,
+    unlabelled: Annotated[
+        bool, typer.Option("--unlabelled", help="Ignore labels, and use all images in and below the folder.")
+    ] = False,
+    keep_trust: Annotated[
+        bool, typer.Option("--keep-trust", help="Without labels: keep the present guarantee on errors.")
+    ] = False,
+    from_log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Calibrate on the scores of served images in this file (QUALMS_SCORE_LOG).", show_default=False
+        ),
+    ] = None,
+    trim: Annotated[
+        float | None,
+        typer.Option(help="Without labels: leave out this share with the highest flag scores.", show_default="0"),
+    ] = None,
     target_fpr: Annotated[
         float | None, typer.Option(help="Default false-alarm rate.", show_default="unchanged")
     ] = None,
     target_risk: Annotated[
         float | None, typer.Option(help="Default error rate of trusted predictions.", show_default="unchanged")
     ] = None,
+    data: Data = None,
 ) -> None:
-    """Recalibrate a bundle on your own labelled, in-distribution images; torch is not needed."""
+    """Recalibrate a bundle on in-distribution images, with or without labels, as they will be sent; torch is not needed."""
     from qualms.bundle.embedded import available, resolve_model
     from qualms_training.reporting.recalibration import recalibrate
 
     if out is None and model in available():
         raise typer.BadParameter(f"the embedded model {model} cannot be overwritten: give --out")
     path = resolve_model(model)
-    recalibrate(path, data, out or path, name=name, target_fpr=target_fpr, target_risk=target_risk)
+    recalibrate(
+        path,
+        images,
+        out or path,
+        from_log=from_log,
+        data_dir=data,
+        as_sent=[part.strip() for text in as_sent or [] for part in text.split(",")],
+        form=form.value,
+        seed=seed,
+        unlabelled=unlabelled,
+        keep_trust=keep_trust,
+        trim=trim,
+        name=name,
+        target_fpr=target_fpr,
+        target_risk=target_risk,
+    )
 
 
 def convert(

@@ -4,11 +4,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from qualms.bundle.manifest import OperatingDefaults, Predictor, first_problem
+from qualms.bundle.calibration_data import CalibrationForm
+from qualms.bundle.manifest import OperatingDefaults, Predictor, SetMethod, first_problem
 from qualms.bundle.parts import Fraction, Name
 from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
+from qualms.errors import EncodingError
+from qualms.images.encodings import parse_encodings
 from qualms.images.input_spec import InputSpec
 from qualms_training.data.noise import CORRUPTION, check_noise
 from qualms_training.errors import RecipeError
@@ -20,7 +23,19 @@ NoiseChain = Annotated[list[Annotated[str, AfterValidator(check_noise)]], Field(
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(gt=0)]
 INCLUDED = "included"
+REPORTED_ENCODINGS = (
+    *("png", "jpeg:95", "jpeg:85", "jpeg:75", "jpeg:50", "webp:80", "resize:2:bilinear", "resize:2:bicubic"),
+    *("resize:2:lanczos", "resize:2+jpeg:75", "resize:0.5:bicubic", "brightness:0.85", "brightness:1.15"),
+)
 _FOLDER = resources.files("qualms_training") / "recipes"
+
+
+def _check_encodings(texts: list[str]) -> list[str]:
+    try:
+        parse_encodings(texts)
+    except EncodingError as error:
+        raise ValueError(str(error).rstrip(".")) from None
+    return texts
 
 
 class Section(BaseModel):
@@ -191,6 +206,22 @@ class MetaSection(Optimisation):
         return 1 / (100 * classes) if self.kl_weight is None else self.kl_weight
 
 
+class CalibrationSection(Section):
+    """How calibration images are sent, and how prediction sets are formed."""
+
+    as_sent: list[str] = []
+    """encodings such as png, jpeg:75-95 or resize:1.5-3 (`qualms.images.encodings`); without any, images are used as stored"""
+    form: CalibrationForm = "worst"
+    """`worst`: the guarantees hold for each of the encodings; `mixture`: for all of them in the listed shares"""
+    sets: SetMethod = SetMethod()
+    """method of prediction sets: lac, or raps with its penalty and free_ranks"""
+
+    @field_validator("as_sent")
+    @classmethod
+    def _check_as_sent(cls, texts: list[str]) -> list[str]:
+        return _check_encodings(texts)
+
+
 class Recipe(Section):
     """All settings of a run."""
 
@@ -210,7 +241,17 @@ class Recipe(Section):
     distance: bool | None = None
     """whether the distance from the training data is a term of the flag score; by default only if the taps are pooled,
     because flattened taps are too wide"""
+    calibration: CalibrationSection = CalibrationSection()
     report_targets: list[Fraction] = [0.05, 0.01]
+    report_encodings: list[str] = list(REPORTED_ENCODINGS)
+    """encodings in which the test set and the OOD sets are evaluated"""
+    report_limit: Count = 10_000
+    """largest number of test images per encoding; of each OOD set, a tenth of it is used"""
+
+    @field_validator("report_encodings")
+    @classmethod
+    def _check_report_encodings(cls, texts: list[str]) -> list[str]:
+        return _check_encodings(texts)
 
     @model_validator(mode="before")
     @classmethod

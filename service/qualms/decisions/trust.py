@@ -7,8 +7,8 @@ break the guarantee, because the minimum of many estimates is biased. Fixed-sequ
 et al.) preserves it:
 
 - The thresholds are quantiles of another split, and the first one to be tested depends only on the targets and the
-  number of calibration images. The hypotheses, "the risk at tⱼ exceeds the target", and their order are therefore
-  fixed before any calibration image is used.
+  numbers of calibration images. The hypotheses, "the risk at tⱼ exceeds the target", and their order are therefore
+  fixed before any label of a calibration image is used.
 - Each hypothesis is tested at 5 % by the exact binomial tail, from strict to loose, up to the first failure. An unsafe
   threshold can be returned only if the first unsafe one in the sequence passes its test. That is a single fixed test,
   so it happens for at most 5 % of calibration sets, for any number of thresholds.
@@ -122,7 +122,7 @@ def choose_trust_point(
         raise OperatingPointError(
             f"The target risk must lie strictly between 0 and 1, not {target_risk}.", "target_risk"
         )
-    start, passed = _first_level(evidence[0], target_risk), None
+    start, passed = _first_level(evidence, target_risk), None
     failed = evidence[0]
     for j in range(start, len(evidence[0].expected)):
         tests = {one: _passes(one, j, safety * target_risk) for one in evidence}
@@ -155,21 +155,30 @@ def _passes(evidence: RiskEvidence, j: int, target_risk: float) -> bool:
     return binomial_cdf(int(evidence.errors[j]), int(evidence.accepted[j]), target_risk) <= 1 - _CONFIDENCE
 
 
-def _first_level(evidence: RiskEvidence, target_risk: float) -> int:
-    """Index of the first level to test, which depends only on the targets and n.
+def _first_level(evidence: Sequence[RiskEvidence], target_risk: float) -> int:
+    """Index of the first level to test, which does not depend on errors.
 
     Fewer than m = log 0.05 / log(1 − r) images cannot pass the test even without an error. If the first level expects
     exactly m images, about half of all calibration sets fail there, because fewer images are accepted or one is wrong.
     So the first level is the one that expects 3m images or, in a small calibration set, the geometric mean of m and
     the number of images at the last level.
+
+    The candidate thresholds may come from other images than the calibration set, for example as stored and not as sent. If fewer
+    than m images are accepted at that level, the first one is the level that accepts as many as wanted in every setting.
     """
+    expected, n = evidence[0].expected, evidence[0].n
     min_images = math.log(1 - _CONFIDENCE) / math.log1p(-target_risk)
-    max_images = float(evidence.expected[-1])
+    max_images = float(expected[-1])
     if max_images < min_images:
         raise OperatingPointError(
             f"A target risk of {target_risk} needs at least {np.ceil(min_images):,.15g} accepted calibration "
-            f"images without an error; the loosest threshold accepts about {max_images:,.0f} of {evidence.n:,}, which "
+            f"images without an error; the loosest threshold accepts about {max_images:,.0f} of {n:,}, which "
             f"support {upper_bound(0, int(max_images), _CONFIDENCE):.2g} at best.",
             "target_risk",
         )
-    return int(np.argmax(evidence.expected >= min(3 * min_images, math.sqrt(min_images * max_images))))
+    wanted = min(3 * min_images, math.sqrt(min_images * max_images))
+    start = int(np.argmax(expected >= wanted))
+    accepted = np.min([one.accepted for one in evidence], axis=0)
+    if accepted[start] < min_images and accepted[-1] >= wanted:
+        start = int(np.argmax(accepted >= wanted))
+    return start

@@ -42,13 +42,20 @@ def traffic(
         float | None, typer.Option(min=0, help="Stop after this many seconds.", show_default="never")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed; equal seeds give equal images.")] = 1,
+    as_sent: Annotated[
+        str, typer.Option("--as-sent", help="Encoding of the images, for example jpeg:50 or resize:2+webp:80.")
+    ] = "png",
 ) -> None:
     """Send drawn digits to a service with the model `demo`; once per period, the images drift and recover."""
+    import numpy as np
+
     from qualms.demo.traffic import Sender, TrafficError, stream
+    from qualms.images.encodings import parse_encoding
 
     # The kernel does not end process 1 of a container on SIGTERM unless a handler is installed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    replies = stream(Sender(url), rate=rate, period=period, seconds=seconds, seed=seed, report=_report)
+    send = Sender(url, parse_encoding(as_sent), np.random.default_rng((seed, 1)))  # independent of the drawn images
+    replies = stream(send, rate=rate, period=period, seconds=seconds, seed=seed, report=_report)
     if not replies:
         raise TrafficError(
             f"{url} returned no prediction for any image; start a service there, or give another URL with --url."

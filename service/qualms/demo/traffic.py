@@ -1,7 +1,6 @@
 """Send drawn digits to a service at a limited rate, with a drift that rises and falls periodically."""
 
 import http.client
-import io
 import json
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from PIL import Image
 from qualms.demo.digits import draw
 from qualms.demo.drift import dose_at, drift
 from qualms.errors import QualmsError
+from qualms.images.encodings import Encoding
 
 _TIMEOUT_SECONDS = 10.0
 _MAX_LAG_SECONDS = 1.0
@@ -36,9 +36,10 @@ class Tally:
 
 
 class Sender:
-    """Posts images to a service over one connection, which is reopened after a failure."""
+    """Posts images in one encoding to a service over one connection, which is reopened after a failure."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, encoding: Encoding, rng: np.random.Generator) -> None:
+        """`rng` draws the parameters of the encoding, such as a JPEG's quality."""
         parts = urlsplit(url)
         try:
             port, valid = parts.port, parts.scheme == "http" and bool(parts.hostname)
@@ -48,15 +49,17 @@ class Sender:
             raise TrafficError(f"The URL {url!r} is not accepted; it should be like http://127.0.0.1:8000.")
         self._path = parts.path.rstrip("/") + "/predict"
         self._connection = http.client.HTTPConnection(parts.hostname or "", port, _TIMEOUT_SECONDS)
+        self._encoding, self._rng = encoding, rng
 
     def __call__(self, image: NDArray[np.uint8]) -> bool | None:
         """Whether the service flagged the image; None if the request failed."""
+        body = self._encoding.encode(Image.fromarray(image), self._rng)
         with suppress(OSError, http.client.HTTPException):
-            self._connection.request("POST", self._path, _png(image), {"content-type": "image/png"})
+            self._connection.request("POST", self._path, body, {"content-type": "application/octet-stream"})
             reply = self._connection.getresponse()
-            body = reply.read()
+            text = reply.read()
             if reply.status == 200:
-                return bool(json.loads(body)["results"][0]["ood"]["flag"])
+                return bool(json.loads(text)["results"][0]["ood"]["flag"])
             return None
         self._connection.close()  # the next request reopens it
         return None
@@ -101,9 +104,3 @@ def stream(
     if tally.sent:
         report(dose, tally)
     return replies
-
-
-def _png(image: NDArray[np.uint8]) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "PNG")
-    return file.getvalue()

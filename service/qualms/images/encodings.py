@@ -25,6 +25,7 @@ from qualms.images.preprocess import MAX_PIXELS, RESAMPLING, flatten
 
 FORMATS = {"png": "PNG", "bmp": "BMP", "tiff": "TIFF", "gif": "GIF", "jpeg": "JPEG", "webp": "WEBP"}
 """file formats by step, each with Pillow's name"""
+_LOSSLESS = ("png", "bmp", "tiff")
 RANGES = {"jpeg": (1, 100), "webp": (1, 100), "resize": (0.1, 8), "brightness": (0.1, 4)}
 """steps with a parameter, and its accepted range: the quality or the factor"""
 STEPS = (*FORMATS, "resize", "brightness")
@@ -124,6 +125,24 @@ def parse_encodings(texts: Iterable[str]) -> list[Encoding]:
 def all_settings(encodings: Iterable[Encoding]) -> list[Encoding]:
     """Encodings without a range that bound all of these, each once."""
     return list(dict.fromkeys(setting for encoding in encodings for setting in encoding.settings()))
+
+
+def covers(listed: Encoding, sent: Encoding) -> bool:
+    """Whether every image that is sent as `sent` may also come from `listed`; lossless files have the same pixels."""
+    steps = _lossy_steps(listed), _lossy_steps(sent)
+    return len(steps[0]) == len(steps[1]) and all(_step_covers(a, b) for a, b in zip(*steps, strict=True))
+
+
+def _lossy_steps(encoding: Encoding) -> list[Step]:
+    return [step for step in encoding.steps if step.name not in _LOSSLESS]
+
+
+def _step_covers(listed: Step, sent: Step) -> bool:
+    if listed.name != sent.name or None in (listed.low, listed.high, sent.low, sent.high):
+        return listed == sent
+    assert listed.low is not None and listed.high is not None and sent.low is not None and sent.high is not None
+    methods = (listed.method,) if listed.method else (None, *SMOOTH_FILTERS)
+    return listed.low <= sent.low and sent.high <= listed.high and (listed == sent or sent.method in methods)
 
 
 def _parse_step(text: str, whole: str) -> Step:

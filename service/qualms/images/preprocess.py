@@ -66,7 +66,7 @@ def preprocess_array(array: NDArray[np.uint8], spec: InputSpec, *, max_pixels: i
     """Convert pixels, (H, W) or (H, W, 1|3|4), to a model's input, (H, W, C); an array that already fits is returned."""
     _check_array(array, "An image", "(H, W) or (H, W, C)", dimensions=2)
     _check_pixels(array.shape[1], array.shape[0], max_pixels)
-    return array if _fits(array.shape, spec) else conform(_from_array(array), spec)
+    return array if _fits(array.shape, spec) else conform(from_array(array), spec)
 
 
 def preprocess_batch(images: NDArray[np.uint8], spec: InputSpec) -> NDArray[np.uint8]:
@@ -82,7 +82,7 @@ def preprocess_batch(images: NDArray[np.uint8], spec: InputSpec) -> NDArray[np.u
         return np.repeat(planes, spec.channels, axis=-1)
     result = np.empty((len(images), *spec.shape), np.uint8)
     for index, image in enumerate(images):
-        result[index] = conform(_from_array(image), spec)
+        result[index] = conform(from_array(image), spec)
     return result
 
 
@@ -201,7 +201,8 @@ def _apply_orientation(image: Image.Image) -> Image.Image:
     return image if transpose is None else image.transpose(transpose)
 
 
-def _from_array(array: NDArray[np.uint8]) -> Image.Image:
+def from_array(array: NDArray[np.uint8]) -> Image.Image:
+    """The image of pixels of shape (H, W) or (H, W, 1|3|4)."""
     return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array)
 
 

@@ -1,11 +1,11 @@
-"""The user's own data: a folder with one folder of images per class."""
+"""The user's own data: a folder with one folder of images per class, or a flat folder of images without labels."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from qualms_training.data.dataset import ImageSet
+from qualms_training.data.dataset import Images, ImageSet
 from qualms_training.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -30,6 +30,35 @@ def read_folder(root: Path, split: str) -> ImageSet:
         labels += [label] * len(images)
     names = tuple(folder.name for folder in classes)
     return ImageSet(root.name, split, tuple(paths), np.array(labels, dtype=np.int64), names)
+
+
+def has_images(root: Path) -> bool:
+    """Whether the folder itself holds image files, so that they have no labels."""
+    return any(entry.is_file() and entry.suffix.lower() in SUFFIXES for entry in _visible(root))
+
+
+def read_flat_folder(root: Path, split: str, *, recursive: bool = False) -> Images:
+    """List the images of ROOT, without labels, sorted by name; with `recursive`, also those of all folders below it.
+
+    Without `recursive`, a folder within ROOT is an error: its images would silently be left out.
+    """
+    entries = sorted(root.rglob("*")) if recursive else list(_visible(root))
+    paths = []
+    for entry in entries:
+        hidden = any(part.startswith(".") for part in entry.relative_to(root).parts) or entry.name.lower() in _SIDECARS
+        if entry.is_dir() and not recursive:
+            raise DataError(
+                f"Folder {root} holds both images and the folder {entry.name}; accepted are images alone (no labels) or "
+                "class folders alone. With --unlabelled, all images in it and below it are used without labels."
+            )
+        if hidden or entry.is_dir():
+            continue
+        if entry.suffix.lower() not in SUFFIXES:
+            raise DataError(f"File {entry} does not have the suffix of an image; accepted are {', '.join(SUFFIXES)}.")
+        paths.append(entry)
+    if not paths:
+        raise DataError(f"Folder {root} has no images; accepted are {', '.join(SUFFIXES)} files.")
+    return Images(root.name or str(root), split, tuple(paths))
 
 
 def _class_folders(top: Path) -> list[Path]:

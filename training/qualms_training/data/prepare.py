@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from qualms_training.console import Display
 from qualms_training.data import ImageSet, load
+from qualms_training.data.dataset import Images, Selection
 from qualms_training.data.noise import corrupt
 from qualms_training.data.splits import make_splits, splits_record
 from qualms_training.errors import DataError
@@ -30,6 +31,8 @@ class LabelledSplit:
     """(N, H, W, C)"""
     labels: NDArray[np.int64]
     """(N,)"""
+    stored: Selection
+    """the same images as they are stored"""
 
 
 @dataclass(frozen=True)
@@ -80,15 +83,25 @@ def ood_sets(
     artefact of the way OOD sets are loaded and preprocessed.
     """
     sets = {}
-    for name in recipe.data.ood:
-        source = load(name, "test", data_dir)
-        order = np.random.default_rng(0).permutation(len(source))[: recipe.data.limit]
-        sets[name] = _part(recipe, name, source, np.sort(order), display).images
-    if recipe.data.corrupted:
-        sets[CORRUPTED] = corrupt(test.images[: recipe.data.limit], np.random.default_rng(0))
+    for name, selection in stored_ood_sets(recipe, test, data_dir).items():
+        with display.bar(f"reading {name}", len(selection)) as advance:
+            sets[name] = selection.conformed(recipe.input.spec, advance)
     source = load(recipe.data.id, "test", data_dir)
     half = itself_half(len(source))
     sets[itself(recipe.data.id)] = _part(recipe, recipe.data.id, source, half, display).images
+    return sets
+
+
+def stored_ood_sets(recipe: Recipe, test: LabelledSplit, data_dir: Path | None) -> dict[str, Selection]:
+    """The OOD sets as they are stored, without `<id> (itself)`."""
+    sets = {}
+    for name in recipe.data.ood:
+        source = load(name, "test", data_dir)
+        order = np.random.default_rng(0).permutation(len(source))[: recipe.data.limit]
+        sets[name] = Selection(source, np.sort(order))
+    if recipe.data.corrupted:
+        images = corrupt(test.images[: recipe.data.limit], np.random.default_rng(0))
+        sets[CORRUPTED] = Selection(Images(CORRUPTED, "test", images), np.arange(len(images)))
     return sets
 
 
@@ -118,4 +131,16 @@ def _check_pair(train: ImageSet, test: ImageSet, digests: dict[str, str]) -> Non
 def _part(recipe: Recipe, title: str, source: ImageSet, indices: NDArray[np.int64], display: Display) -> LabelledSplit:
     with display.bar(f"reading {title}", len(indices)) as advance:
         images = source.conformed(recipe.input.spec, indices, advance)
-    return LabelledSplit(images, source.labels[indices])
+    return LabelledSplit(images, source.labels[indices], Selection(source, indices))
+
+
+def check_same_data(current: dict[str, Any], recorded: dict[str, Any]) -> None:
+    """Raise DataError if the data differ from those of the run, because test images may then be training images."""
+    for split, digest in current["sha256"].items():
+        if digest != recorded.get("sha256", {}).get(split):
+            raise DataError(
+                f"Data set {current['id']!r} (split {split!r}) is not the one that the bundle was made with: "
+                "its images, labels or classes have changed."
+            )
+    if current["splits"] != recorded.get("splits"):
+        raise DataError(f"Data set {current['id']!r} is not split as it was when the bundle was made.")

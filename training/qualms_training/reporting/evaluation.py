@@ -6,22 +6,27 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.markup import escape
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from qualms.bundle.evaluation_results import ErrorResult, Evaluation, GuaranteeResult, OodResult, ProbabilityResult
-from qualms.bundle.file import open_bundle
+from qualms.bundle.evaluation_results import ErrorResult, Evaluation, OodResult, ProbabilityResult
+from qualms.bundle.file import open_bundle, write_bundle
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import GraphRunner, Outputs, check_golden
 from qualms.bundle.scores import as_uncertainty
-from qualms.decisions.operating_point import OperatingPoint
-from qualms.decisions.verdicts import Decider, decide
-from qualms.errors import OperatingPointError
+from qualms.decisions.verdicts import Decider
+from qualms.images.fingerprints import fingerprints
 from qualms_training.console import Display
-from qualms_training.data.prepare import ood_sets, prepare
+from qualms_training.data.dataset import Selection
+from qualms_training.data.own_images import labels_by_name, read_labelled_images
+from qualms_training.data.prepare import LabelledSplit, check_same_data, ood_sets, prepare, stored_ood_sets
 from qualms_training.errors import DataError, RecipeError
-from qualms_training.recipe import check_recipe
+from qualms_training.recipe import Recipe, check_recipe
+from qualms_training.reporting.breakdown import class_results, encoding_results, guarantee_results, set_results
 from qualms_training.reporting.report import accuracy_line, all_grids, to_rich
 
+MAX_SEEN = 0.01
+"""largest share of test images that may also be calibration images"""
 ECE_BINS = 15
 
 Uncertainties = dict[str, NDArray[np.float64]]
@@ -29,31 +34,91 @@ Uncertainties = dict[str, NDArray[np.float64]]
 
 
 def evaluate_bundle(
-    model: Path, data_dir: Path | None, ood: list[str] | None = None, display: Display | None = None
+    model: Path,
+    data_dir: Path | None,
+    ood: list[str] | None = None,
+    *,
+    test: Path | None = None,
+    write: bool = False,
+    display: Display | None = None,
 ) -> Evaluation:
     """Evaluate a bundle file on its recipe's test set and on the sets `ood` (default: the recipe's); print the tables.
 
-    The splits are drawn again from the recorded recipe and seed, so the test images are those held out in training.
+    The splits are drawn again from the recorded recipe and seed, so the test images are those held out in training. With `test`,
+    a folder of class folders or a NAME-SPLIT.npz file, the labelled images there are used instead, and no OOD sets but those of
+    `ood` and corrupted images. With `write`, the evaluation is stored in the bundle.
     """
     display = display or Display()
     bundle = open_bundle(model)
-    origin = bundle.manifest.provenance
-    recipe = check_recipe(origin.recipe, f"recorded in {model}")
-    if ood:
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"ood": ood})})
+    manifest = bundle.manifest
+    recipe = check_recipe(manifest.provenance.recipe, f"recorded in {model}")
+    if ood or test is not None:
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"ood": ood or []})})
     runner = GraphRunner(bundle.graph)
-    check_golden(runner, bundle.manifest)
-    data = prepare(recipe, origin.seed, data_dir, display)
-    _check_same_data(data.record, origin.data)
-    if list(data.classes) != bundle.manifest.classes:
-        raise RecipeError(f"The classes of data set {recipe.data.id!r} are not those of the bundle.")
-    test = data.parts["test"]
-    outputs, ood_outputs = run_graph(runner, test.images, ood_sets(recipe, test, data_dir, display), display)
-    result = evaluate(bundle.manifest, recipe.data.id, test.labels, outputs, ood_outputs, targets=recipe.report_targets)
+    check_golden(runner, manifest)
+    if test is None:
+        split, name = _recorded_test_split(manifest, recipe, data_dir, display), recipe.data.id
+    else:
+        split, name = _own_test_split(test, manifest, display), str(test)
+    seen = check_not_calibrated_on(manifest, split.images, name)
+    sets = {} if test is None else stored_ood_sets(recipe, split, data_dir)
+    images = (
+        ood_sets(recipe, split, data_dir, display)
+        if test is None
+        else {key: selection.conformed(manifest.input) for key, selection in sets.items()}
+    )
+    outputs, ood_outputs = run_graph(runner, split.images, images, display)
+    result = evaluate(manifest, name, split.labels, outputs, ood_outputs, targets=recipe.report_targets)
+    encodings = encoding_results(
+        runner,
+        manifest,
+        split,
+        sets or stored_ood_sets(recipe, split, data_dir),
+        encodings=recipe.report_encodings,
+        targets=recipe.report_targets,
+        limit=recipe.report_limit,
+        display=display,
+    )
+    result = result.model_copy(update={"encodings": encodings, "calibrated_on": seen})
     for grid in all_grids([result], recipe.paper_id):
         display.console.print(to_rich(grid))
     display.note(accuracy_line([result]))
+    if write:
+        write_bundle(model, bundle.graph, manifest.model_copy(update={"evaluation": result}))
+        display.note(f"Wrote the evaluation to {escape(str(model))}.")
     return result
+
+
+def _recorded_test_split(manifest: Manifest, recipe: Recipe, data_dir: Path | None, display: Display) -> LabelledSplit:
+    data = prepare(recipe, manifest.provenance.seed, data_dir, display)
+    check_same_data(data.record, manifest.provenance.data)
+    if list(data.classes) != manifest.classes:
+        raise RecipeError(f"The classes of data set {recipe.data.id!r} are not those of the bundle.")
+    return data.parts["test"]
+
+
+def _own_test_split(path: Path, manifest: Manifest, display: Display) -> LabelledSplit:
+    images = read_labelled_images(path, "test")
+    labels, selection = labels_by_name(images, manifest.classes), Selection(images, np.arange(len(images)))
+    with display.bar(f"reading {path}", len(images)) as advance:
+        return LabelledSplit(selection.conformed(manifest.input, advance), labels, selection)
+
+
+def check_not_calibrated_on(manifest: Manifest, images: NDArray[np.uint8], name: str) -> int:
+    """The number of test images (N, H, W, C) that are also calibration images; DataError if they are more than 1 % of them.
+
+    A few are possible without a mistake, because data sets have duplicates.
+    """
+    known = manifest.calibration.fingerprints
+    if known is None:
+        return 0
+    seen = int(np.isin(fingerprints(images), known).sum())
+    if seen > MAX_SEEN * len(images):
+        raise DataError(
+            f"{seen:,} of the {len(images):,} test images of {name!r} were used to calibrate {manifest.name}; the measured "
+            "rates would be too good: evaluate on other images."
+        )
+    return seen
 
 
 def run_graph(
@@ -90,7 +155,6 @@ def evaluate(
     elif base_predictions is None:
         base_predictions = outputs["base_probabilities"].argmax(axis=1)
     prediction = outputs["prediction"]
-    decider = Decider(manifest)
     return Evaluation(
         test_data=name,
         n=len(labels),
@@ -99,12 +163,10 @@ def evaluate(
         identical_predictions=None if base_predictions is None else bool((prediction == base_predictions).all()),
         ood=ood,
         misclassification=_misclassification(uncertainty, prediction != labels),
-        realised=[
-            result(decider, outputs, labels, target)
-            for target in targets
-            for result in (_false_alarm_rate, _selective_risk)
-        ],
+        realised=guarantee_results(Decider(manifest), outputs, labels, targets),
         probabilities=_probabilities(manifest, outputs, labels),
+        classes=class_results(manifest, outputs, labels),
+        sets=set_results(manifest, outputs, labels),
     )
 
 
@@ -144,27 +206,6 @@ def _misclassification(uncertainty: Uncertainties, wrong: NDArray[np.bool_]) -> 
     return [ErrorResult(score=score, auroc=auroc, aupr=aupr) for score, (auroc, aupr, _) in results.items()]
 
 
-def _false_alarm_rate(decider: Decider, outputs: Outputs, _: NDArray[np.int64], target: float) -> GuaranteeResult:
-    """The share of test images that are flagged at a target false-alarm rate."""
-    try:
-        flags = decide(decider.rule(OperatingPoint(target_fpr=target)), outputs).flags
-    except OperatingPointError:
-        return GuaranteeResult(promise="false_alarm_rate", target=target, realised=None, n=0)
-    return GuaranteeResult(promise="false_alarm_rate", target=target, realised=float(flags.mean()), n=len(flags))
-
-
-def _selective_risk(decider: Decider, outputs: Outputs, labels: NDArray[np.int64], target: float) -> GuaranteeResult:
-    """The error rate among test images that are not flagged by default, and accepted at a target risk."""
-    try:
-        accepted = decide(decider.rule(OperatingPoint(target_risk=target)), outputs).accepts
-    except OperatingPointError:
-        return GuaranteeResult(promise="selective_risk", target=target, realised=None, n=0)
-    assert accepted is not None  # if a requested risk is not supported, the rule is an error
-    wrong = outputs["prediction"] != labels
-    risk = float(wrong[accepted].mean()) if accepted.any() else 0.0
-    return GuaranteeResult(promise="selective_risk", target=target, realised=risk, n=int(accepted.sum()))
-
-
 def _probabilities(manifest: Manifest, outputs: Outputs, labels: NDArray[np.int64]) -> list[ProbabilityResult]:
     """Calibration quality of α/α₀ and, where the graph has them for the data's classes, of the other distributions."""
     probabilities = {"alpha": outputs["probabilities"].astype(np.float64)}
@@ -201,15 +242,3 @@ def negative_log_likelihood(probabilities: NDArray[np.float64], labels: NDArray[
     """Mean of −log of the true class's probability, in nats, for probabilities (N, K) and labels (N,)."""
     true_class = probabilities[np.arange(len(labels)), labels]
     return float(-np.log(np.maximum(true_class, np.finfo(np.float32).tiny)).mean())
-
-
-def _check_same_data(current: dict[str, Any], recorded: dict[str, Any]) -> None:
-    """Raise DataError if the data differ from those of the run, because test images may then be training images."""
-    for split, digest in current["sha256"].items():
-        if digest != recorded.get("sha256", {}).get(split):
-            raise DataError(
-                f"Data set {current['id']!r} (split {split!r}) is not the one that the bundle was made with: "
-                "its images, labels or classes have changed."
-            )
-    if current["splits"] != recorded.get("splits"):
-        raise DataError(f"Data set {current['id']!r} is not split as it was when the bundle was made.")

@@ -1,97 +1,205 @@
-"""Recalibrate a bundle on the user's own images, without torch."""
+"""Recalibrate a bundle, without torch: on the user's own images, with or without labels; on recorded scores of served traffic; or
+on the bundle's own calibration images, sent in other ways.
+"""
 
+import hashlib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 
+from qualms.bundle.calibration_data import AsSent, Calibration, CalibrationForm
 from qualms.bundle.file import Bundle, open_bundle, write_bundle
-from qualms.bundle.manifest import Manifest, OperatingDefaults, first_problem
+from qualms.bundle.manifest import SCHEMA_VERSION, Manifest, OperatingDefaults, Reference, first_problem
 from qualms.bundle.runtime import GraphRunner, check_golden
-from qualms.decisions.calibration import calibrate, reference
-from qualms.decisions.flag import rank
+from qualms.decisions.calibration import CalibrationSource
 from qualms.decisions.calibration_set import CalibrationSet
+from qualms.decisions.verdicts import guarantee_text
 from qualms.errors import DataError, OperatingPointError
+from qualms.images.encodings import parse_encodings
+from qualms_training.calibration_run import STORED, CalibrationPlan, run_calibration
 from qualms_training.console import Display
-from qualms_training.data import ImageSet
-from qualms_training.data.folder import read_folder
-from qualms_training.data.npz import read_npz
+from qualms_training.data.dataset import ImageSet, Selection
+from qualms_training.data.own_images import labels_by_name, read_images, without_labels
+from qualms_training.data.prepare import check_same_data, prepare
+from qualms_training.recipe import check_recipe
+from qualms_training.reporting.score_records import read_score_log
+
+MAX_TRIM = 0.5
+IN_DISTRIBUTION = (
+    "The guarantee holds only if these images are in distribution: every OOD image among them raises the threshold, "
+    "so that fewer OOD images are detected."
+)
+
+
+@dataclass(frozen=True)
+class NewCalibration:
+    """What replaces the calibration of a bundle."""
+
+    calibration: Calibration
+    reference: Reference
+    provenance: dict[str, Any] | None = None
+    """the recorded recipe, if it changes"""
 
 
 def recalibrate(
     model: Path,
-    data: str,
+    data: str | None,
     out: Path,
     *,
+    from_log: Path | None = None,
+    data_dir: Path | None = None,
+    as_sent: list[str] | None = None,
+    form: CalibrationForm = "worst",
+    seed: int = 0,
+    unlabelled: bool = False,
+    keep_trust: bool = False,
+    trim: float | None = None,
     name: str | None = None,
     target_fpr: float | None = None,
     target_risk: float | None = None,
     display: Display | None = None,
 ) -> Bundle:
-    """Write `model` to `out` with thresholds calibrated on `data`; the graph does not change.
+    """Write `model` to `out` with another calibration; the graph does not change.
 
-    The candidate thresholds of the trust decision stay those of the original fit split, because the new images may only
-    test them. The old evaluation is removed, because it used other thresholds. A new `name` distinguishes the two
-    models in metrics and dashboards.
+    The images are those of `data`, or the scores those of the file `from_log`; without both, the bundle's own calibration images
+    are drawn again. The candidate thresholds of the trust decision stay those of the original fit split, because the new
+    images may only test them. The old evaluation is removed, because it used other thresholds. A new `name` distinguishes the
+    two models in metrics and dashboards.
     """
     display = display or Display(Console(stderr=True))
     bundle = open_bundle(model)
     manifest = bundle.manifest
-    images = _read(Path(data))
-    digest = _unseen_digest(images, manifest)
-    labels = _labels(images, manifest.classes)
+    _check_out(model, out)
+    _check_options(data, from_log, as_sent, unlabelled, trim)
     operating = _operating(manifest.operating, {"target_fpr": target_fpr, "target_risk": target_risk})
-    rank(len(labels), operating.target_fpr, operating.guarantee)
-    runner = GraphRunner(bundle.graph)
-    check_golden(runner, manifest)
-    with display.bar(f"reading {data}", len(images)) as advance:
-        pixels = images.conformed(manifest.input, progress=advance)
-    with display.bar("calibrating", len(images)) as advance:
-        outputs = runner(pixels, progress=advance)
-    trust = manifest.calibration.trust
-    update = {
+    grid = (manifest.calibration.trust.levels, manifest.calibration.trust.thresholds)
+    plan = CalibrationPlan(manifest.input, manifest.scores, len(manifest.classes), operating, manifest.sets, grid)
+    sent = _as_sent(as_sent, form, seed)
+    if from_log is not None:
+        new = _from_log(from_log, manifest, plan, trim, display)
+    elif data is not None:
+        new = _from_images(bundle, Path(data), plan, sent, unlabelled, trim, display)
+    else:
+        new = _from_own_split(bundle, plan, sent or manifest.calibration.as_sent, data_dir, display)
+    labelled = _kept_labels(manifest, new.calibration, keep_trust)
+    update: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
         "name": name or manifest.name,
         "operating": operating,
-        "calibration": calibrate(
-            outputs,
-            labels,
-            manifest.scores,
-            (trust.levels, trust.thresholds),
-            split=images.split,
-            data=images.name,
-            data_sha256=digest,
-        ),
-        "reference": reference(outputs, manifest.scores, len(manifest.classes)),
+        "calibration": new.calibration,
+        "labelled_calibration": labelled,
+        "reference": new.reference,
         "evaluation": None,
     }
+    if new.provenance is not None:
+        update["provenance"] = manifest.provenance.model_copy(update={"recipe": new.provenance})
     written = write_bundle(out, bundle.graph, manifest.model_copy(update=update))
-    _report(written, display)
+    _report(written, manifest, display)
     return written
 
 
-def _read(path: Path) -> ImageSet:
-    """Read an npz file, or a folder of class folders."""
-    if path.is_dir():
-        return read_folder(path, "calibration")
-    name, dash, split = path.stem.rpartition("-")
-    if path.suffix != ".npz" or not dash:
+def _check_out(model: Path, out: Path) -> None:
+    """Raise DataError if the bundle of a run folder would be replaced: `qualms train` would take it for its own product."""
+    if out.resolve() == model.resolve() and (model.parent / "stages.json").exists():
         raise DataError(
-            f"Calibration data {str(path)!r} is neither a folder of class folders nor a NAME-SPLIT.npz file."
+            f"{model} is the product of a run, and `qualms train` would take the recalibrated file for its own: "
+            "write it to another file with --out."
         )
-    return read_npz(path.parent, name, split)
 
 
-def _unseen_digest(images: ImageSet, manifest: Manifest) -> str:
-    """The digest of the images; DataError if they are the training set that the bundle records."""
+def _check_options(
+    data: str | None, from_log: Path | None, as_sent: list[str] | None, unlabelled: bool, trim: float | None
+) -> None:
+    if from_log is not None and data is not None:
+        raise DataError(f"Both the data {data!r} and the log {str(from_log)!r} are given; calibrate on one of them.")
+    if from_log is not None and as_sent:
+        raise DataError("Recorded scores cannot be sent in another encoding; leave out --as-sent or --from-log.")
+    if data is None and unlabelled:
+        raise DataError("--unlabelled needs DATA, a folder of images or a NAME-SPLIT.npz file.")
+    if trim is not None and not 0 <= trim <= MAX_TRIM:
+        raise DataError(f"The share to trim must be from 0 to {MAX_TRIM:g}, not {trim:g}.")
+    if trim and data is None and from_log is None:
+        raise DataError("Only images without labels can be trimmed; give a flat folder, --unlabelled or --from-log.")
+
+
+def _as_sent(texts: list[str] | None, form: CalibrationForm, seed: int) -> AsSent | None:
+    """EncodingError if one of the encodings is not accepted."""
+    if not texts:
+        return None
+    parse_encodings(texts)
+    return AsSent(encodings=texts, form=form, seed=seed)
+
+
+def _from_images(
+    bundle: Bundle,
+    path: Path,
+    plan: CalibrationPlan,
+    as_sent: AsSent | None,
+    unlabelled: bool,
+    trim: float | None,
+    display: Display,
+) -> NewCalibration:
+    manifest = bundle.manifest
+    images = without_labels(path, "calibration") if unlabelled else read_images(path, "calibration")
     digest = images.digest()
     if digest == manifest.provenance.data.get("sha256", {}).get("train"):
         raise DataError(
             f"{images.title} is the training set of {manifest.name}, so thresholds from it would be invalid; "
             "calibrate on images that were not used in training."
         )
-    return digest
+    labels = labels_by_name(images, manifest.classes) if isinstance(images, ImageSet) else None
+    if labels is None:
+        display.note(f"{len(images):,} images without labels. {IN_DISTRIBUTION}")
+    source = CalibrationSource(images.split, images.name, digest, as_sent=as_sent, trimmed=trim or None)
+    selection = Selection(images, np.arange(len(images)))
+    return NewCalibration(*run_calibration(_runner(bundle), selection, labels, plan, source, display))
+
+
+def _from_own_split(
+    bundle: Bundle, plan: CalibrationPlan, as_sent: AsSent | None, data_dir: Path | None, display: Display
+) -> NewCalibration:
+    """The calibration images of the recorded recipe and seed."""
+    origin = bundle.manifest.provenance
+    recipe = check_recipe(origin.recipe, f"recorded in {bundle.path}")
+    data = prepare(recipe, origin.seed, data_dir, display)
+    check_same_data(data.record, origin.data)
+    split = data.parts["calibration"]
+    source = CalibrationSource(
+        "calibration", recipe.data.id, data.record["sha256"][recipe.data.held_out], as_sent=as_sent
+    )
+    calibration, reference = run_calibration(_runner(bundle), split.stored, split.labels, plan, source, display)
+    if as_sent is None:
+        return NewCalibration(calibration, reference)
+    section = recipe.calibration.model_copy(update={"as_sent": as_sent.encodings, "form": as_sent.form})
+    changed = recipe.model_copy(update={"calibration": section})
+    return NewCalibration(calibration, reference, changed.model_dump(mode="json"))
+
+
+def _from_log(
+    path: Path, manifest: Manifest, plan: CalibrationPlan, trim: float | None, display: Display
+) -> NewCalibration:
+    records = read_score_log(path, manifest)
+    outputs, images = records.outputs, records.fingerprints
+    if trim:
+        kept = plan.trimmed({STORED: outputs}, trim)
+        outputs, images = {name: values[kept] for name, values in outputs.items()}, images[kept]
+    plan.check_count(len(images))
+    repeated = f" ({records.repeated:,} more were repetitions of the same image)" if records.repeated else ""
+    display.note(f"{len(records.fingerprints):,} recorded images{repeated}. {IN_DISTRIBUTION}")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    source = CalibrationSource("served", path.name, digest, fingerprints=images, trimmed=trim or None)
+    return NewCalibration(*plan.calibrate({STORED: outputs}, None, source))
+
+
+def _runner(bundle: Bundle) -> GraphRunner:
+    runner = GraphRunner(bundle.graph)
+    check_golden(runner, bundle.manifest)
+    return runner
 
 
 def _operating(current: OperatingDefaults, changes: dict[str, float | None]) -> OperatingDefaults:
@@ -100,32 +208,54 @@ def _operating(current: OperatingDefaults, changes: dict[str, float | None]) -> 
     try:
         return OperatingDefaults.model_validate({**current.model_dump(), **given})
     except ValidationError as error:
-        raise OperatingPointError(f"The operating point is not valid: {first_problem(error)}.") from None
+        parameter = str(error.errors()[0]["loc"][0])
+        raise OperatingPointError(f"The operating point is not valid: {first_problem(error)}.", parameter) from None
 
 
-def _labels(images: ImageSet, classes: list[str]) -> NDArray[np.int64]:
-    """Labels (N,) as indices into the model's classes, matched by name."""
-    if unknown := [name for name in images.classes if name not in classes]:
+def _kept_labels(manifest: Manifest, calibration: Calibration, keep_trust: bool) -> Calibration | None:
+    """The earlier calibration whose guarantees on errors are kept; None if there are new ones, or none are kept."""
+    if not keep_trust:
+        return None
+    if calibration.has_labels:
         raise DataError(
-            f"{images.title} has the class {unknown[0]!r}, which the model does not have; "
-            f"its classes are {', '.join(classes)}."
+            "--keep-trust is for images without labels; these images have labels, which give a new guarantee."
         )
-    return np.array([classes.index(name) for name in images.classes], dtype=np.int64)[images.labels]
+    earlier = manifest.labelled_calibration or manifest.calibration
+    if not earlier.has_labels:
+        raise DataError(
+            f"{manifest.name} has no guarantee on errors that could be kept: it was calibrated without labels."
+        )
+    return earlier
 
 
-def _report(bundle: Bundle, display: Display) -> None:
-    calibration = CalibrationSet(bundle.manifest)
+def _report(bundle: Bundle, before: Manifest, display: Display) -> None:
+    manifest = bundle.manifest
+    calibration = CalibrationSet(manifest)
     point = calibration.flag_point()
     display.note(
-        f"Flag beyond {point.threshold:.6g} of {point.score}: false alarms ≤ {100 * point.target_fpr:g} % "
+        f"Flag beyond {point.threshold:.6g} of {point.score}: {guarantee_text(point, manifest.calibration)} "
         f"({point.guarantee}, {point.n:,} images)."
     )
+    display.note(_trust_sentence(manifest, before, calibration))
+    display.note(f"Wrote {escape(str(bundle.path))} ({bundle.digest[:16]}…).")
+
+
+def _trust_sentence(manifest: Manifest, before: Manifest, calibration: CalibrationSet) -> str:
+    kept = manifest.labelled_calibration
+    if kept is None and not manifest.calibration.has_labels:
+        earlier = before.labelled_calibration or before.calibration
+        remedy = (
+            f"; --keep-trust keeps the guarantee of the {earlier.n:,} images of {earlier.data}, for images like those"
+            if earlier.has_labels
+            else ""
+        )
+        return f"Trust: the guarantee on errors is withdrawn, because the images have no labels{remedy}."
     try:
         trust = calibration.trust_point()
-        display.note(
-            f"Trust if {trust.condition}: errors ≤ {100 * trust.target_risk:g} % "
-            f"of the {100 * trust.accepted:.1f} % accepted."
-        )
     except OperatingPointError as error:
-        display.note(f"No trust threshold: {error}")
-    display.note(f"Wrote {bundle.path} ({bundle.digest[:16]}…).")
+        return f"No trust threshold: {error}"
+    whose = f", kept from the {kept.n:,} images of {kept.data}, for images like those" if kept is not None else ""
+    return (
+        f"Trust if {trust.condition}: errors ≤ {100 * trust.target_risk:g} % "
+        f"of the {100 * trust.accepted:.1f} % accepted{whose}."
+    )

@@ -7,9 +7,12 @@ import numpy as np
 from rich.table import Table
 
 from qualms.bundle.evaluation_results import Evaluation
+from qualms.decisions.binomial import upper_bound
 from qualms_training.paper.published import Figure, error_figure, ood_figure
 
 METRICS = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
+MAX_CLASSES = 20
+"""largest number of classes in a table"""
 UNSUPPORTED = "not supported: no threshold meets the target with confidence"
 
 
@@ -82,6 +85,80 @@ def guarantee_grid(evaluations: Sequence[Evaluation]) -> Grid:
     return Grid("Guarantees as measured on the test set, %", ["measured", "of images", "supported"], rows)
 
 
+def encoding_grid(evaluations: Sequence[Evaluation]) -> Grid:
+    """Guarantees, accuracy and detection by the encoding in which all images are sent; means over the evaluations."""
+    first = evaluations[0].encodings
+    targets = list(dict.fromkeys(one.target for one in first[0].realised))
+    listed = " / ".join(f"{100 * target:g}" for target in targets)
+    rows = []
+    for index, row in enumerate(first):
+        results = [e.encodings[index] for e in evaluations]
+        rates: dict[tuple[str, float], list[float | None]] = {}
+        for result in results:
+            for one in result.realised:
+                rates.setdefault((one.promise, one.target), []).append(one.realised)
+            for found in result.detected:
+                rates.setdefault(("detected", found.target), []).append(found.realised)
+        cells = [f"{np.mean([one.accuracy for one in results]):.1f}"]
+        cells += [
+            " / ".join(_rate(rates.get((kind, target), [None])) for target in targets)
+            for kind in ("false_alarm_rate", "selective_risk", "detected")
+        ]
+        rows.append((row.encoding if row.calibrated else f"{row.encoding} *", cells))
+    title = f"By encoding, {first[0].n:,} test images, % (* not calibrated for)"
+    return Grid(title, ["accuracy", f"false alarms ≤ {listed}", f"risk ≤ {listed}", f"detected at {listed}"], rows)
+
+
+def _rate(rates: Sequence[float | None]) -> str:
+    """The mean of rates in percent, with three digits; a dash if none is known."""
+    known = [100 * rate for rate in rates if rate is not None]
+    return "–" if not known else f"{np.mean(known):.{2 if np.mean(known) < 10 else 1}f}"
+
+
+def class_grid(evaluations: Sequence[Evaluation], by: str) -> Grid:
+    """False alarms by class with 95 % confidence intervals, of all evaluations together; the worst ones of many classes."""
+    totals: dict[str, list[int]] = {}
+    supported = all(row.flagged_by_class is not None for e in evaluations for row in e.classes)
+    for row in (row for e in evaluations for row in e.classes if row.by == by):
+        counts = totals.setdefault(row.label, [0, 0, 0])
+        for index, count in enumerate((row.n, row.flagged, row.flagged_by_class or 0)):
+            counts[index] += count
+    present = {label: counts for label, counts in totals.items() if counts[0]}
+    ordered = sorted(present, key=lambda label: -present[label][1] / present[label][0])
+    shown = list(present) if len(present) <= MAX_CLASSES else ordered[:MAX_CLASSES]
+    target = evaluations[0].classes[0].target
+    rows = []
+    for label in shown:
+        n, flagged, flagged_by_class = present[label]
+        low, high = 1 - upper_bound(n - flagged, n, 0.975), upper_bound(flagged, n, 0.975)
+        cells = [f"{n:,}", f"{100 * flagged / n:.2f}", f"{100 * low:.2f} to {100 * high:.2f}"]
+        rows.append((label, [*cells, f"{100 * flagged_by_class / n:.2f}" if supported else "–"]))
+    worst = "" if len(present) <= MAX_CLASSES else f", the {MAX_CLASSES} highest of {len(present)} classes"
+    title = f"False alarms by {by} class, %, target {100 * target:g}{worst}"
+    return Grid(title, ["images", "flagged", "95 % interval", "with by-class"], rows)
+
+
+def set_grid(evaluations: Sequence[Evaluation]) -> Grid:
+    """Coverage and size of prediction sets on the test set; means over the evaluations."""
+    rows = []
+    for index, row in enumerate(evaluations[0].sets):
+        results = [one for e in evaluations if (one := e.sets[index]).realised is not None]
+        cells = ["–"] * 4
+        if results:
+            values = {
+                name: float(np.mean([getattr(one, name) for one in results]))
+                for name in ("realised", "mean_size", "empty", "worst_class")
+            }
+            cells = [
+                f"{100 * values['realised']:.2f}",
+                f"{values['mean_size']:.2f}",
+                f"{100 * values['empty']:.2f}",
+                f"{100 * values['worst_class']:.1f}",
+            ]
+        rows.append((f"coverage {100 * row.coverage:g}", cells))
+    return Grid("Prediction sets on the test set, %", ["covered", "mean size", "empty", "worst class covered"], rows)
+
+
 def probability_grid(evaluations: Sequence[Evaluation]) -> Grid:
     """Distributions × (ECE, NLL) of the class probabilities on the test set."""
     names = {"alpha": "α/α₀", "base": "softmax of the base", "meta_alpha": "α/α₀ of the meta-model alone"}
@@ -95,12 +172,19 @@ def probability_grid(evaluations: Sequence[Evaluation]) -> Grid:
 
 def all_grids(evaluations: Sequence[Evaluation], paper_id: str | None) -> list[Grid]:
     """Every table of a run."""
-    grids = [ood_grid(evaluations, metric, paper_id) for metric in METRICS]
+    grids = [ood_grid(evaluations, metric, paper_id) for metric in METRICS] if evaluations[0].ood else []
     if all(e.misclassification for e in evaluations):
         grids.append(error_grid(evaluations, paper_id))
     if all(e.probabilities for e in evaluations):
         grids.append(probability_grid(evaluations))
-    return [*grids, guarantee_grid(evaluations)]
+    grids.append(guarantee_grid(evaluations))
+    if all(e.encodings for e in evaluations):
+        grids.append(encoding_grid(evaluations))
+    if all(e.classes for e in evaluations):
+        grids += [class_grid(evaluations, by) for by in ("predicted", "true")]
+    if all(e.sets for e in evaluations):
+        grids.append(set_grid(evaluations))
+    return grids
 
 
 def accuracy_line(evaluations: Sequence[Evaluation]) -> str:
@@ -109,14 +193,16 @@ def accuracy_line(evaluations: Sequence[Evaluation]) -> str:
     base_accuracies = [e.base_accuracy for e in evaluations if e.base_accuracy is not None]
     if not base_accuracies:
         return f"Test accuracy: meta-model {accuracy:.2f} %; the base's classes are not the data's."
+    seen = sum(e.calibrated_on for e in evaluations)
+    note = f" {seen:,} test images are also calibration images." if seen else ""
     same = "identical predictions" if all(e.identical_predictions for e in evaluations) else "predictions differ"
-    return f"Test accuracy: base alone {np.mean(base_accuracies):.2f} %, bundle {accuracy:.2f} % ({same})."
+    return f"Test accuracy: base alone {np.mean(base_accuracies):.2f} %, bundle {accuracy:.2f} % ({same}).{note}"
 
 
 def to_rich(grid: Grid) -> Table:
     """A table for the terminal."""
     table = Table(title=grid.title, title_justify="left", header_style="bold")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for column in grid.columns:
         table.add_column(column, justify="right")
     for name, cells in grid.rows:

@@ -7,11 +7,13 @@ from numpy.typing import NDArray
 from rich.markup import escape
 
 from qualms.bundle import golden
+from qualms.bundle.calibration_data import AsSent
 from qualms.bundle.file import graph_digest, open_bundle, write_bundle
 from qualms.bundle.manifest import Golden, Manifest
 from qualms.bundle.runtime import GraphRunner, Outputs, check_golden
 from qualms.bundle.scores import DEFAULT_TRUST_SCORE, SCORES, as_uncertainty
-from qualms.decisions.calibration import calibrate, reference, trust_grid
+from qualms.decisions.calibration import CalibrationSource, trust_grid
+from qualms_training.calibration_run import CalibrationPlan, run_calibration
 from qualms_training.files import fingerprint
 from qualms_training.reporting.evaluation import detection
 from qualms_training.stages import base, combine, export, fit
@@ -28,8 +30,10 @@ def run(context: RunContext) -> None:
         write_bundle(context.bundle_file, graph, _manifest(context, graph))
         context.record_stage("calibrate", _inputs_fingerprint(context))
     bundle = open_bundle(context.bundle_file)
+    as_sent = bundle.manifest.calibration.as_sent
+    sent = f", sent as {', '.join(as_sent.encodings)} ({as_sent.form})" if as_sent else ""
     context.display.note(
-        f"  {bundle.manifest.calibration.n:,} held-out images; wrote {escape(str(context.bundle_file))}"
+        f"  {bundle.manifest.calibration.n:,} held-out images{sent}; wrote {escape(str(context.bundle_file))}"
     )
 
 
@@ -48,15 +52,35 @@ def _inputs_fingerprint(context: RunContext) -> str:
 def _manifest(context: RunContext, graph: bytes) -> Manifest:
     operating, parts, record = context.recipe.operating, context.data.parts, context.data.record
     specs = {name: SCORES[name] for name in context.recipe.scores}
-    calibration = parts["calibration"]
+    section, held_out = context.recipe.calibration, parts["calibration"]
     runner = GraphRunner(graph)
-    with context.display.bar("calibrating", len(calibration.labels) + len(parts["fit"].labels)) as advance:
+    with context.display.bar("choosing candidate thresholds", len(parts["fit"].labels)) as advance:
         fit_outputs = runner(parts["fit"].images, progress=advance)
-        outputs = runner(calibration.images, progress=advance)
     trust_scores = {name: as_uncertainty(fit_outputs[name], specs[name].direction) for name in specs}
     wrong = fit_outputs["prediction"] != parts["fit"].labels
     if (advice := better_trust_score(operating.trust_score, trust_scores, wrong)) is not None:
         context.display.note(f"  {advice}")
+    as_sent = AsSent(encodings=section.as_sent, form=section.form, seed=context.seed) if section.as_sent else None
+    calibration, reference = run_calibration(
+        runner,
+        held_out.stored,
+        held_out.labels,
+        CalibrationPlan(
+            input=context.recipe.input.spec,
+            scores=specs,
+            classes=len(context.data.classes),
+            operating=operating,
+            sets=section.sets,
+            grid=trust_grid(trust_scores[operating.trust_score]),
+        ),
+        CalibrationSource(
+            split="calibration",
+            data=record["id"],
+            data_sha256=record["sha256"][context.recipe.data.held_out],
+            as_sent=as_sent,
+        ),
+        context.display,
+    )
     training = fit.results(context)
     manifest = Manifest(
         name=context.recipe.name,
@@ -68,16 +92,9 @@ def _manifest(context: RunContext, graph: bytes) -> Manifest:
         flag_terms=combine.flag_terms(context),
         scores=specs,
         operating=operating,
-        calibration=calibrate(
-            outputs,
-            calibration.labels,
-            specs,
-            trust_grid(trust_scores[operating.trust_score]),
-            split="calibration",
-            data=record["id"],
-            data_sha256=record["sha256"][context.recipe.data.held_out],
-        ),
-        reference=reference(outputs, specs, len(context.data.classes)),
+        sets=section.sets,
+        calibration=calibration,
+        reference=reference,
         golden=_golden(context, runner),
         provenance=provenance(
             context.recipe,

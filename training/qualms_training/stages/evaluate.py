@@ -7,9 +7,10 @@ from qualms.bundle.evaluation_results import Evaluation
 from qualms.bundle.file import Bundle, open_bundle, write_bundle
 from qualms.bundle.runtime import GraphRunner
 from qualms_training.data.noise import CORRUPTION
-from qualms_training.data.prepare import ood_sets
+from qualms_training.data.prepare import ood_sets, stored_ood_sets
 from qualms_training.files import fingerprint, save_json
-from qualms_training.reporting.evaluation import evaluate, run_graph
+from qualms_training.reporting.breakdown import encoding_results
+from qualms_training.reporting.evaluation import check_not_calibrated_on, evaluate, run_graph
 from qualms_training.reporting.plots import save_plots
 from qualms_training.stages import base, calibrate
 from qualms_training.stages.context import RunContext
@@ -21,7 +22,8 @@ def run(context: RunContext) -> None:
         context.check_may_run("calibrate")
     bundle = open_bundle(context.bundle_file)
     recipe, graph = context.recipe, bundle.manifest.graph_sha256
-    inputs = fingerprint(graph, context.data.record, recipe.data.model_dump(), recipe.report_targets, CORRUPTION)
+    reported = (recipe.report_targets, recipe.report_encodings, recipe.report_limit)
+    inputs = fingerprint(graph, context.data.record, recipe.data.model_dump(), reported, CORRUPTION)
     if context.is_up_to_date("evaluate", inputs, context.folder / "evaluation.json") and bundle.manifest.evaluation:
         return
     context.check_may_run("evaluate")
@@ -34,9 +36,11 @@ def run(context: RunContext) -> None:
 def _evaluate(context: RunContext, bundle: Bundle) -> Evaluation:
     test = context.data.parts["test"]
     ood = ood_sets(context.recipe, test, context.data_dir, context.display)
-    outputs, ood_outputs = run_graph(GraphRunner(bundle.graph), test.images, ood, context.display)
+    runner, recipe = GraphRunner(bundle.graph), context.recipe
+    seen = check_not_calibrated_on(bundle.manifest, test.images, recipe.data.id)
+    outputs, ood_outputs = run_graph(runner, test.images, ood, context.display)
     save_plots(context.folder / "plots", bundle.manifest, outputs, ood_outputs)
-    return evaluate(
+    result = evaluate(
         bundle.manifest,
         context.recipe.data.id,
         test.labels,
@@ -45,6 +49,17 @@ def _evaluate(context: RunContext, bundle: Bundle) -> Evaluation:
         targets=context.recipe.report_targets,
         base_predictions=_base_predictions(context),
     )
+    encodings = encoding_results(
+        runner,
+        bundle.manifest,
+        test,
+        stored_ood_sets(recipe, test, context.data_dir),
+        encodings=recipe.report_encodings,
+        targets=recipe.report_targets,
+        limit=recipe.report_limit,
+        display=context.display,
+    )
+    return result.model_copy(update={"encodings": encodings, "calibrated_on": seen})
 
 
 def _base_predictions(context: RunContext) -> NDArray[np.int64] | None:

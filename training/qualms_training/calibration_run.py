@@ -1,0 +1,112 @@
+"""Run the exported graph on calibration images as they will be sent: for `qualms train` and `qualms calibrate`."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qualms.bundle.calibration_data import AsSent, Calibration
+from qualms.bundle.manifest import OperatingDefaults, Reference, SetMethod
+from qualms.bundle.runtime import GraphRunner, Outputs
+from qualms.bundle.scores import ScoreSpec, as_uncertainty
+from qualms.decisions.calibration import CalibrationSource, calibrate, calibrate_worst, reference
+from qualms.decisions.flag import rank
+from qualms.images.encodings import all_settings, parse_encodings
+from qualms.images.fingerprints import fingerprints
+from qualms.images.input_spec import InputSpec
+from qualms_training.console import Display
+from qualms_training.data.dataset import Selection
+from qualms_training.errors import DataError
+
+Grid = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""levels and thresholds of a `trust_grid`"""
+STORED = "stored"
+"""key of the outputs of images that were not sent in several settings"""
+
+
+@dataclass(frozen=True)
+class CalibrationPlan:
+    """What a calibration needs to know of the model, beside its graph."""
+
+    input: InputSpec
+    scores: Mapping[str, ScoreSpec]
+    classes: int
+    operating: OperatingDefaults
+    sets: SetMethod
+    grid: Grid
+
+    def calibrate(
+        self, settings: Mapping[str, Outputs], labels: NDArray[np.int64] | None, source: CalibrationSource
+    ) -> tuple[Calibration, Reference]:
+        """Calibration and reference from the graph's outputs in every setting, or in the one setting STORED."""
+        if source.as_sent is not None and source.as_sent.form == "worst":
+            paired = dict.fromkeys((self.operating.score, self.operating.trust_score))
+            calibration = calibrate_worst(
+                settings, labels, self.scores, self.grid, paired=paired, source=source, sets=self.sets
+            )
+        else:
+            calibration = calibrate(settings[STORED], labels, self.scores, self.grid, source=source, sets=self.sets)
+        return calibration, reference(settings.values(), self.scores, self.classes)
+
+    def check_count(self, n: int) -> None:
+        """OperatingPointError if n images cannot support the default false-alarm rate."""
+        rank(n, self.operating.target_fpr, self.operating.guarantee)
+
+    def trimmed(self, settings: Mapping[str, Outputs], share: float) -> NDArray[np.intp]:
+        """Indices of the images without the `share` of them that have the highest flag scores in any setting."""
+        score = self.operating.score
+        uncertainty = np.max(
+            [as_uncertainty(outputs[score], self.scores[score].direction) for outputs in settings.values()], axis=0
+        )
+        kept = len(uncertainty) - math.floor(share * len(uncertainty))
+        return np.sort(np.argsort(uncertainty, kind="stable")[:kept])
+
+
+def run_calibration(
+    runner: GraphRunner,
+    images: Selection,
+    labels: NDArray[np.int64] | None,
+    plan: CalibrationPlan,
+    source: CalibrationSource,
+    display: Display,
+) -> tuple[Calibration, Reference]:
+    """Send the images as `source.as_sent` says, run the graph on them, and calibrate; fields of `source` that follow are filled in.
+
+    With `source.trimmed`, that share of the images is left out; they must have no labels.
+    """
+    share = source.trimmed or 0.0
+    if share and labels is not None:
+        raise DataError(
+            "Only images without labels can be trimmed; images with labels are known to be in distribution."
+        )
+    plan.check_count(len(images) - math.floor(share * len(images)))
+    settings, stored, observed = _send(runner, images, plan.input, source.as_sent, display)
+    if share:
+        kept = plan.trimmed(settings, share)
+        settings = {name: {key: values[kept] for key, values in one.items()} for name, one in settings.items()}
+        stored = stored[kept]
+    filled: dict[str, Any] = {"observed": observed, "fingerprints": fingerprints(stored)}
+    return plan.calibrate(settings, labels, CalibrationSource(**{**source.fields(), **filled}))
+
+
+def _send(
+    runner: GraphRunner, images: Selection, spec: InputSpec, as_sent: AsSent | None, display: Display
+) -> tuple[dict[str, Outputs], NDArray[np.uint8], dict[str, int]]:
+    """Outputs by setting, the images as stored, and the number of images by encoding."""
+    encodings = [] if as_sent is None else parse_encodings(as_sent.encodings)
+    seed = 0 if as_sent is None else as_sent.seed
+    worst = as_sent is not None and as_sent.form == "worst"
+    plans = {one.text: [one] for one in all_settings(encodings)} if worst else {STORED: encodings}
+    settings, observed = dict[str, Outputs](), Counter[str]()
+    stored = images.conformed(spec) if encodings else np.zeros(0, np.uint8)
+    with display.bar("calibrating", 2 * len(images) * len(plans)) as advance:
+        for name, encoding in plans.items():
+            received = images.received(spec, encoding, seed, advance)
+            observed.update(received.observed)
+            settings[name] = runner(received.images, progress=advance)
+            stored = stored if encodings else received.images
+    return settings, stored, dict(observed.most_common())

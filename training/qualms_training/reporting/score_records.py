@@ -1,0 +1,60 @@
+"""Read the scores of served images that the service has recorded (`qualms.telemetry.score_log`)."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qualms.bundle.manifest import Manifest
+from qualms_training.errors import DataError
+
+
+class ScoreRecords(NamedTuple):
+    """Recorded scores of n different images."""
+
+    outputs: dict[str, NDArray[Any]]
+    """`prediction` and every score, (n,)"""
+    fingerprints: NDArray[np.uint64]
+    """(n,)"""
+    repeated: int
+    """number of records left out because their image was recorded before: repetitions are not independent"""
+
+
+def read_score_log(path: Path, manifest: Manifest) -> ScoreRecords:
+    """The records of a file; DataError names the line that is malformed or belongs to another model."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise DataError(f"Score log {path} cannot be read: {reason}.") from None
+    rows, images = list[tuple[float, ...]](), dict[int, None]()
+    for number, line in enumerate(lines, start=1):
+        where = f"Line {number} of the score log {path}"
+        image, row = _parse(line, manifest, where)
+        if image not in images:
+            images[image] = None
+            rows.append(row)
+    if not rows:
+        raise DataError(f"Score log {path} has no records; the service writes it if QUALMS_SCORE_LOG is set.")
+    columns = np.array(rows).T
+    outputs: dict[str, NDArray[Any]] = {"prediction": columns[0].astype(np.int64)}
+    outputs |= {name: column.astype(np.float32) for name, column in zip(manifest.scores, columns[1:], strict=True)}
+    return ScoreRecords(outputs, np.array(list(images), np.uint64), len(lines) - len(rows))
+
+
+def _parse(line: str, manifest: Manifest, where: str) -> tuple[int, tuple[float, ...]]:
+    """Fingerprint, and prediction and scores."""
+    try:
+        record = json.loads(line)
+        graph, image, prediction = record["graph"], int(record["image"], 16), int(record["prediction"])
+        scores = tuple(float(record["scores"][name]) for name in manifest.scores)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{where} is not a record of scores: {error!r}.") from None
+    if graph != manifest.graph_sha256:
+        raise DataError(f"{where} was written by another model: its graph is not that of {manifest.name}.")
+    if not 0 <= prediction < len(manifest.classes) or not all(map(math.isfinite, scores)) or image >= 2**64:
+        raise DataError(f"{where} is not a record of scores: it has a value that is out of range.")
+    return image, (prediction, *scores)
