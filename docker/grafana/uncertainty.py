@@ -12,6 +12,8 @@ def build() -> dict[str, Any]:
     flagged = increase("qualms_predictions_total", classes, MODEL + ', ood="true"')
     by_class = f"{flagged} / ({increase('qualms_predictions_total', classes)} > 0)"
     most_flagged = "sort_desc(topk(10, " + by_class.replace("[5m]", "[15m]") + "))"
+    encodings = f"sum by (format, quality, size, calibrated) (encoding:qualms_images:increase15m{{{MODEL}}})"
+    most_frequent = f"sort_desc(topk(10, {encodings} > 0))"
     return dashboard(
         "qualms-doubt",  # existing links use this uid, so it does not follow the title
         "Uncertainty",
@@ -78,21 +80,24 @@ def build() -> dict[str, Any]:
             [
                 heatmap(
                     "p-values over time",
-                    "In-distribution p-values are uniform: every bucket is equally dark. Drift moves them to the lowest buckets.",
+                    "In-distribution p-values are uniform: every bucket is equally dark. Drift moves them to the lowest buckets. "
+                    "If the model was calibrated for the worst of several encodings, p-values of the others are larger.",
                     "none",
                     increase("qualms_p_value_bucket", "le", window=WINDOW),
                     width=10,
                 ),
                 bar_gauge(
                     "p-values, 5 minutes",
-                    "Number of images by p-value. In-distribution traffic gives bars of equal length.",
+                    "Number of images by p-value. In-distribution traffic gives bars of equal length, if the model was calibrated "
+                    "for one encoding.",
                     "short",
                     query(increase("qualms_p_value_bucket", "le"), "{{le}}", format="heatmap"),
                     width=6,
                 ),
                 timeseries(
                     "Distance of p-values from calibration",
-                    "Largest gap between the distributions of live and calibration p-values, and the gap that chance can explain.",
+                    "Largest gap between the distribution of live p-values and those of the calibration images in all mixtures of "
+                    "their encodings, and the gap that chance can explain.",
                     "percentunit",
                     query(f"model:qualms_p_value:distance5m{{{MODEL}}}", f"{version} distance"),
                     query(f"model:qualms_p_value:distance_bound5m{{{MODEL}}}", f"{version} explained by chance"),
@@ -136,6 +141,36 @@ def build() -> dict[str, Any]:
                         "{{le}}",
                         format="heatmap",
                     ),
+                    width=8,
+                ),
+            ],
+            [
+                timeseries(
+                    "Images by format and quality",
+                    "Images answered per second, by file format and rough quality. The guarantees hold for images that come as the "
+                    "calibration images did.",
+                    "ops",
+                    query(
+                        f"sum by (format, quality) (rate(qualms_images_total{{{MODEL}}}[{WINDOW}])) > 0",
+                        "{{format}} {{quality}}",
+                    ),
+                    width=8,
+                ),
+                bar_gauge(
+                    "Most frequent encodings",
+                    "The ten most frequent encodings over 15 minutes: format, quality, size relative to the model's input, and "
+                    "whether the calibration contained such images.",
+                    "short",
+                    query(most_frequent, "{{format}} {{quality}}, {{size}} size, calibrated: {{calibrated}}"),
+                    width=8,
+                ),
+                timeseries(
+                    "Images in uncalibrated encodings",
+                    "Share of images over 15 minutes in encodings that the calibration did not contain. The alert fires above the "
+                    "dashed line, from 20 such images on. Models of earlier versions have no such record and no line.",
+                    "percentunit",
+                    query(f"model:qualms_uncalibrated:ratio15m{{{MODEL}}}", version),
+                    limit=0.1,
                     width=8,
                 ),
             ],

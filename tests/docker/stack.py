@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 PROMETHEUS = DOCKER / "prometheus"
 DRIFT_ALERT = "QualmsFlagRateAbovePromise"
+ENCODING_ALERT = "QualmsUncalibratedEncoding"
 SPEEDUP = 30
 """factor by which durations are shorter than in production: five minutes become ten seconds"""
 _TIMEOUT_SECONDS = 150.0
@@ -120,6 +121,12 @@ class Monitoring:
     def is_firing(self, alert: str) -> bool:
         """Return whether an alert is active in Alertmanager."""
         return bool(_get(f"{self._alertmanager}/api/v2/alerts?active=true&filter=alertname%3D{alert}"))
+
+    def description(self, alert: str) -> str:
+        """Return the description of an active alert in Alertmanager."""
+        (active,) = _get(f"{self._alertmanager}/api/v2/alerts?active=true&filter=alertname%3D{alert}")
+        text: str = active["annotations"]["description"]
+        return text
 
     def send_alerts(self, *alerts: dict[str, str]) -> None:
         """Send alerts with these labels to Alertmanager, as Prometheus does."""

@@ -88,5 +88,7 @@ def test_the_dashboards_have_the_required_panels() -> None:
         "Total uncertainty, reference",
         "Most flagged classes",
         "Rejected by trust",
+        "Images by format and quality",
+        "Images in uncalibrated encodings",
     } <= uncertainty
     assert {"Traffic by status", "Latency", "Queue", "Batch size", "Rejections by reason", "Provider"} <= service

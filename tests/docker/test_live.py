@@ -13,6 +13,7 @@ import pytest
 from tests.docker.stack import (
     DOCKER,
     DRIFT_ALERT,
+    ENCODING_ALERT,
     SPEEDUP,
     Monitoring,
     dashboard_queries,
@@ -23,6 +24,8 @@ from tests.docker.stack import (
 )
 
 MISSING = missing_programs("prometheus", "prometheus-alertmanager")
+
+QUALMS = (sys.executable, Path(sysconfig.get_path("scripts")) / "qualms")
 
 pytestmark = [pytest.mark.container, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
@@ -46,15 +49,20 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., No
 
 
 @pytest.fixture(scope="module")
-def monitoring(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., None]) -> Monitoring:
+def service() -> str:
+    """The address of the service."""
+    return f"127.0.0.1:{free_port()}"
+
+
+@pytest.fixture(scope="module")
+def monitoring(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., None], service: str) -> Monitoring:
     """Everything running, with demo traffic."""
     folder = tmp_path_factory.mktemp("prometheus")
-    service, prometheus, alertmanager = (f"127.0.0.1:{free_port()}" for _ in range(3))
-    qualms = (sys.executable, Path(sysconfig.get_path("scripts")) / "qualms")
+    prometheus, alertmanager = (f"127.0.0.1:{free_port()}" for _ in range(2))
     config = write_accelerated_prometheus(
         folder, {"service:8000": service, "localhost:9090": prometheus, "alertmanager:9093": alertmanager}
     )
-    start(*qualms, "serve", "demo", QUALMS_PORT=service.partition(":")[2], QUALMS_DEVICE="cpu", QUALMS_THREADS="1")
+    start(*QUALMS, "serve", "demo", QUALMS_PORT=service.partition(":")[2], QUALMS_DEVICE="cpu", QUALMS_THREADS="1")
     start(
         "prometheus-alertmanager",
         f"--config.file={DOCKER / 'alertmanager' / 'alertmanager.yml'}",
@@ -71,7 +79,7 @@ def monitoring(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., No
     monitoring = Monitoring(f"http://{prometheus}", f"http://{alertmanager}")
     wait_until(monitoring.is_ready, "Prometheus and Alertmanager are ready")
     wait_until(lambda: monitoring.is_up("qualms"), "Prometheus scrapes the service")
-    start(*qualms, "demo", "traffic", "--url", f"http://{service}", "--rate", "40", "--period", 1800 / SPEEDUP)
+    start(*QUALMS, "demo", "traffic", "--url", f"http://{service}", "--rate", "40", "--period", 1800 / SPEEDUP)
     return monitoring
 
 
@@ -97,6 +105,19 @@ def test_every_query_of_every_dashboard_returns_data(monitoring: Monitoring) -> 
     assert len(queries) >= 30
     for panel, expr in queries:
         wait_until(partial(monitoring.has_data, expr), f"{panel} has data: {expr}")
+
+
+def test_images_in_an_uncalibrated_encoding_raise_an_alert_that_ends_after_them(
+    monitoring: Monitoring, start: Callable[..., None], service: str
+) -> None:
+    """The model was calibrated on PNG files, and the demo traffic sends them. Must run after the tests of that traffic."""
+    wait_until(lambda: monitoring.has_data("model:qualms_uncalibrated:ratio15m == 0"), "PNG files count as calibrated")
+    assert not monitoring.is_firing(ENCODING_ALERT)
+    jpeg = ("--as-sent", "jpeg:50", "--rate", "40", "--seconds", 600 / SPEEDUP)
+    start(*QUALMS, "demo", "traffic", "--url", f"http://{service}", *jpeg)
+    wait_until(lambda: monitoring.is_firing(ENCODING_ALERT), "the encoding alert fires")
+    assert "most often jpeg 50-59, smaller size." in monitoring.description(ENCODING_ALERT)
+    wait_until(lambda: not monitoring.is_firing(ENCODING_ALERT), "the encoding alert ends")
 
 
 def test_an_outage_suppresses_the_alerts_it_explains_and_no_others(monitoring: Monitoring) -> None:

@@ -22,6 +22,7 @@ import pytest
 import yaml
 from tests.docker.stack import (
     DRIFT_ALERT,
+    ENCODING_ALERT,
     ROOT,
     SPEEDUP,
     Monitoring,
@@ -37,6 +38,7 @@ MISSING = missing_programs("dockerd", "docker", "mmdebstrap", "prometheus", "pro
 MAX_IMAGE_BYTES = 350_000_000
 MAX_CODE_BYTES = 1_000_000
 """limit of the build context without the embedded models"""
+SERVICE_USER = 10001
 PROJECT = "qualmstest"
 STARTED = ("service", "prometheus", "alertmanager", "traffic")
 
@@ -129,17 +131,21 @@ def images(engine: Engine, clone: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def stack(images: Engine, clone: Path) -> Iterator[Monitoring]:
-    """Start the compose file with the profile `demo` and with accelerated Prometheus rules."""
+    """Start the compose file with the profile `demo`, with accelerated Prometheus rules and with a folder for the score log."""
     fast = clone / "fast"
     write_accelerated_prometheus(fast)
+    scores = clone / "scores"
+    scores.mkdir()
+    os.chown(scores, SERVICE_USER, SERVICE_USER)
     override = {
         "services": {
+            "service": {"volumes": ["./scores:/scores"]},
             "prometheus": {
                 "volumes": [
                     f"{fast}/prometheus.yml:/etc/prometheus/prometheus.yml:ro",
                     f"{fast}/rules:/etc/prometheus/rules:ro",
                 ]
-            }
+            },
         }
     }
     (clone / "fast.yml").write_text(yaml.safe_dump(override))
@@ -147,6 +153,7 @@ def stack(images: Engine, clone: Path) -> Iterator[Monitoring]:
     variables = {
         **ports,
         "QUALMS_MODEL": "demo",
+        "QUALMS_SCORE_LOG": "/scores/log.jsonl",
         "SERVICE_CPUS": str(min(2, os.cpu_count() or 1)),
         "DEMO_RATE": "40",
         "DEMO_PERIOD": str(1800 // SPEEDUP),
@@ -200,7 +207,7 @@ def test_the_image_is_small_and_the_readme_states_its_size(images: Engine) -> No
 
 def test_the_image_has_a_numeric_user_and_a_health_check(images: Engine) -> None:
     config = images.inspect("qualms:cpu")["Config"]
-    assert config["User"] == "10001:10001"
+    assert config["User"] == f"{SERVICE_USER}:{SERVICE_USER}"
     assert "/readyz" in " ".join(config["Healthcheck"]["Test"])
 
 
@@ -231,7 +238,7 @@ def test_containers_run_read_only_as_non_root_without_capabilities(
 def test_the_restrictions_hold_inside_the_container(images: Engine, stack: Monitoring) -> None:
     status = run_inside(images, "print(open('/proc/self/status').read())")
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    assert fields["Uid"].split() == ["10001"] * 4
+    assert fields["Uid"].split() == [str(SERVICE_USER)] * 4
     assert {int(fields[name], 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {0}
     assert fields["NoNewPrivs"] == "1"
     write_attempt = (
@@ -253,7 +260,7 @@ def test_prometheus_scrapes_every_job_and_every_rule_is_healthy(stack: Monitorin
     for job in ("qualms", "prometheus", "alertmanager"):
         wait_until(partial(stack.is_up, job), f"Prometheus scrapes {job}")
     wait_until(lambda: set(stack.rules().values()) == {"ok"}, "every rule is healthy")
-    assert DRIFT_ALERT in stack.rules()
+    assert {DRIFT_ALERT, ENCODING_ALERT} <= set(stack.rules())
 
 
 def test_the_demo_drift_raises_the_alert_and_ends_it(stack: Monitoring) -> None:
@@ -264,6 +271,19 @@ def test_the_demo_drift_raises_the_alert_and_ends_it(stack: Monitoring) -> None:
 def test_every_query_of_every_dashboard_returns_data(stack: Monitoring) -> None:
     for panel, expr in dashboard_queries():
         wait_until(partial(stack.has_data, expr), f"{panel} has data: {expr}")
+
+
+def test_images_in_an_uncalibrated_encoding_raise_an_alert(images: Engine, stack: Monitoring) -> None:
+    assert not stack.is_firing(ENCODING_ALERT)
+    jpeg = ("--url", "http://127.0.0.1:8000", "--rate", "40", "--seconds", 600 / SPEEDUP, "--as-sent", "jpeg:50")
+    images.run("docker", "exec", "--detach", container(images, "service"), "qualms", "demo", "traffic", *jpeg)
+    wait_until(lambda: stack.is_firing(ENCODING_ALERT), "the encoding alert fires")
+
+
+def test_the_score_log_is_written_to_the_mounted_folder(clone: Path, stack: Monitoring) -> None:
+    log = clone / "scores" / "log.jsonl"
+    wait_until(lambda: log.read_bytes().count(b"\n") > 100, "the scores of served images are in the file")
+    assert stack.has_data("qualms_score_log_dropped_images == 0")
 
 
 def test_containers_stop_on_sigterm_with_exit_code_0(images: Engine, stack: Monitoring) -> None:

@@ -11,6 +11,9 @@ from PIL import Image
 
 from qualms.demo.drift import dose_at
 from qualms.demo.traffic import Sender, Tally, TrafficError, stream
+from qualms.images.encodings import parse_encoding
+from qualms.images.input_spec import InputSpec
+from qualms.images.observed import observe
 
 IMAGE = np.arange(28 * 28, dtype=np.uint8).reshape(28, 28)
 
@@ -118,9 +121,13 @@ def server() -> Iterator[tuple[str, type[Handler]]]:
         thread.join()
 
 
-def test_the_image_is_sent_unchanged_and_the_flag_returned(server: tuple[str, type[Handler]]) -> None:
+def sender(url: str, as_sent: str = "png") -> Sender:
+    return Sender(url, parse_encoding(as_sent), np.random.default_rng(0))
+
+
+def test_a_png_has_the_pixels_of_the_image_and_the_flag_is_returned(server: tuple[str, type[Handler]]) -> None:
     url, handler = server
-    assert Sender(f"{url}/behind/a/proxy/")(IMAGE) is True
+    assert sender(f"{url}/behind/a/proxy/")(IMAGE) is True
     ((path, body),) = handler.requests
     assert path == "/behind/a/proxy/predict"
     assert np.array_equal(np.asarray(Image.open(BytesIO(body))), IMAGE)
@@ -128,15 +135,34 @@ def test_the_image_is_sent_unchanged_and_the_flag_returned(server: tuple[str, ty
 
 def test_failed_requests_return_none_and_sending_continues(server: tuple[str, type[Handler]]) -> None:
     url, handler = server
-    send = Sender(url)
+    send = sender(url)
     handler.status = 429
     assert send(IMAGE) is None
     handler.status = 200
     assert send(IMAGE) is True
-    assert Sender("http://127.0.0.1:1")(IMAGE) is None
+    assert sender("http://127.0.0.1:1")(IMAGE) is None
+
+
+@pytest.mark.parametrize(
+    ("as_sent", "expected"),
+    [
+        ("jpeg:50", {("jpeg", "50-59", "same")}),
+        ("jpeg:50-69", {("jpeg", "50-59", "same"), ("jpeg", "60-69", "same")}),
+        ("resize:2+webp:80", {("webp", "lossy", "larger")}),
+    ],
+)
+def test_images_are_sent_in_the_encoding(
+    server: tuple[str, type[Handler]], as_sent: str, expected: set[tuple[str, str, str]]
+) -> None:
+    url, handler = server
+    send = sender(url, as_sent)
+    for _ in range(10):
+        assert send(IMAGE) is True
+    spec = InputSpec(height=28, width=28, colour="L")
+    assert {tuple(observe(body, spec)) for _, body in handler.requests} == expected
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "https://host", "http://", "http://host:port", ""])
 def test_an_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(TrafficError, match=r"^The URL '.*' is not accepted; it should be like http://"):
-        Sender(url)
+        sender(url)
