@@ -145,6 +145,8 @@ class Calibration(ManifestPart):
             for name, values in arrays.items():
                 if values is not None and values.shape != (self.n,):
                     raise ValueError(f"{prefix}{name} must be {self.n} values")
+            if part.wrong is None and part.label_scores is not None:
+                raise ValueError(f"{prefix}label_scores need wrong")
             if part.wrong is not None and any(
                 not index < following for index, following in pairwise((-1, *part.wrong, self.n))
             ):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from qualms.bundle.arrays import Float32Array
-from qualms.bundle.calibration_data import Calibration
+from qualms.bundle.calibration_data import Calibration, PairedScores
 from qualms.bundle.evaluation_results import Evaluation
 from qualms.bundle.parts import Fraction, Guarantee, ManifestPart, Name, Sha256, is_empty, is_none
 from qualms.bundle.scores import DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE, DIRICHLET_SCORES, ScoreSpec
@@ -118,14 +118,10 @@ class Manifest(ManifestPart):
             raise ValueError(f"the required scores {', '.join(missing)} are missing")
         if missing := sorted(set(self.scores) - set(self.calibration.scores)):
             raise ValueError(f"the scores {', '.join(missing)} are not calibrated")
-        if unknown := sorted(set(self.calibration.scores) - set(self.scores)):
-            raise ValueError(f"the calibrated scores {', '.join(unknown)} are not among the scores")
         for name in (self.operating.score, self.operating.trust_score):
             if name not in self.scores:
                 raise ValueError(f"the operating score {name} is not among the scores")
-            if any(name not in setting.scores for setting in self.calibration.settings):
-                raise ValueError(f"the operating score {name} is missing in a setting of the calibration")
-        self._check_labels()
+        self._check_calibrations()
         if missing := sorted(set(self.scores) - set(self.reference.quantiles)):
             raise ValueError(f"the scores {', '.join(missing)} have no reference quantiles")
         if len(self.reference.class_shares) != len(self.classes):
@@ -137,13 +133,20 @@ class Manifest(ManifestPart):
         self._check_golden_shapes()
         return self
 
-    def _check_labels(self) -> None:
-        """Calibrations with labels and their predicted classes must be consistent."""
+    def _check_calibrations(self) -> None:
+        """Scores and predicted classes of all calibration images must be those of the model."""
         kept = self.labelled_calibration
         if kept is not None and (self.calibration.has_labels or not kept.has_labels):
             raise ValueError("labelled_calibration must have labels and calibration none")
         for calibration in filter(None, (self.calibration, kept)):
-            for predicted in (calibration.predictions, *(one.predictions for one in calibration.settings)):
+            parts: list[Calibration | PairedScores] = [calibration, *calibration.settings]
+            for part in parts:
+                if unknown := sorted(set(part.scores) - set(self.scores)):
+                    raise ValueError(f"the calibrated scores {', '.join(unknown)} are not among the scores")
+                for name in (self.operating.score, self.operating.trust_score):
+                    if name not in part.scores:
+                        raise ValueError(f"the operating score {name} is missing in a calibration")
+                predicted = part.predictions
                 if predicted is not None and not ((predicted >= 0) & (predicted < len(self.classes))).all():
                     raise ValueError(f"predictions must be from 0 to {len(self.classes) - 1}")
 

@@ -12,23 +12,23 @@ Which classes are pooled depends only on the numbers of images, not on their sco
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from qualms.bundle.scores import Direction, as_uncertainty
 from qualms.decisions.flag import FlagPoint, choose_flag_point, p_values, smallest_n
-from qualms.errors import OperatingPointError
+
+ByClass: TypeAlias = list[npt.NDArray[np.float64]]
+"""by predicted class: uncertainty of the calibration images, ascending"""
 
 
-class ClassSample(NamedTuple):
-    """The calibration images in one setting."""
-
-    uncertainty: npt.NDArray[np.float64]
-    """(n,)"""
-    predictions: npt.NDArray[np.int32]
-    """(n,)"""
+def sort_by_class(uncertainty: npt.NDArray[np.float64], predictions: npt.NDArray[np.int32], classes: int) -> ByClass:
+    """Divide the uncertainty (n,) of calibration images by their predicted class (n,)."""
+    order = np.lexsort((uncertainty, predictions))
+    counts = np.bincount(predictions, minlength=classes)
+    return np.split(uncertainty[order], np.cumsum(counts)[:-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,15 +57,16 @@ class ClassGroup:
 class ClassFlags:
     """The thresholds of all predicted classes."""
 
-    def __init__(
-        self, samples: Sequence[ClassSample], classes: int, *, score: str, direction: Direction, target_fpr: float
-    ) -> None:
-        """OperatingPointError if all calibration images together are too few."""
-        counts = np.array([np.bincount(sample.predictions, minlength=classes) for sample in samples])
+    def __init__(self, samples: Sequence[ByClass], *, score: str, direction: Direction, target_fpr: float) -> None:
+        """`samples` has one entry per setting; OperatingPointError if all calibration images together are too few."""
+        counts = np.array([[len(one) for one in sample] for sample in samples])
         needed = smallest_n(target_fpr, "by-class") if 0 < target_fpr < 1 else 1.0
 
         def group(members: tuple[int, ...]) -> ClassGroup:
-            ascending = tuple(np.sort(sample.uncertainty[np.isin(sample.predictions, members)]) for sample in samples)
+            ascending = tuple(
+                sample[members[0]] if len(members) == 1 else np.sort(np.concatenate([sample[i] for i in members]))
+                for sample in samples
+            )
             points = [
                 choose_flag_point(one, score=score, direction=direction, target_fpr=target_fpr, guarantee="by-class")
                 for one in ascending
@@ -74,7 +75,7 @@ class ClassFlags:
             return ClassGroup(members, loosest, ascending, max(point.rate_bound for point in points))
 
         self.groups = [group(members) for members in group_classes(counts, needed)]
-        self.group_of = np.zeros(classes, np.intp)
+        self.group_of = np.zeros(counts.shape[1], np.intp)
         for index, one in enumerate(self.groups):
             self.group_of[list(one.classes)] = index
         self._direction = direction
@@ -130,19 +131,3 @@ def group_classes(counts: npt.NDArray[np.integer], needed: float) -> list[tuple[
         pooled.append(others.pop(0))
     groups: list[tuple[int, ...]] = [(index,) for index in sorted(others)]
     return [*groups, tuple(sorted(pooled))] if pooled else groups
-
-
-def require_predictions(
-    samples: Sequence[tuple[npt.NDArray[np.float64] | None, npt.NDArray[np.int32] | None]],
-) -> list[ClassSample]:
-    """The samples if all of them have scores and predictions, else OperatingPointError."""
-    result = []
-    for uncertainty, predictions in samples:
-        if uncertainty is None or predictions is None:
-            raise OperatingPointError(
-                "The guarantee 'by-class' needs the predicted classes of the calibration images together with the flag score, "
-                "which this model does not have; recalibrate it, or use its default score.",
-                "guarantee",
-            )
-        result.append(ClassSample(uncertainty, predictions))
-    return result

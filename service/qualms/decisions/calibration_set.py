@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -10,13 +10,15 @@ import numpy.typing as npt
 from qualms.bundle.calibration_data import Calibration, PairedScores
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.scores import as_uncertainty
-from qualms.decisions.by_class import ClassFlags, require_predictions
+from qualms.decisions.by_class import ByClass, ClassFlags, sort_by_class
 from qualms.decisions.flag import FlagPoint, choose_flag_point
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.decisions.prediction_sets import SetPoint, choose_set_point
 from qualms.decisions.trust import RiskEvidence, TrustPoint, choose_trust_point, count_accepted
 from qualms.errors import OperatingPointError
 
+_CACHED_CLASS_FLAGS = 16
+"""the thresholds of one rule are requested several times"""
 _NO_LABELS = (
     "The calibration images have no labels, so {what} can be guaranteed; calibrate on labelled images, or keep an earlier "
     "guarantee with --keep-trust."
@@ -50,6 +52,8 @@ class CalibrationSet:
         self._calibration = manifest.calibration
         self._labelled = manifest.labelled_calibration or manifest.calibration
         self._ascending: dict[str, npt.NDArray[np.float64]] = {}
+        self._by_class: dict[str, list[ByClass]] = {}
+        self._class_flags = lru_cache(maxsize=_CACHED_CLASS_FLAGS)(self._make_class_flags)
 
     def ascending(self, score: str) -> npt.NDArray[np.float64]:
         """(n,) uncertainty of the calibration images, ascending; of several settings, their envelope."""
@@ -87,13 +91,24 @@ class CalibrationSet:
         defaults, score = self._manifest.operating, self._score(point)
         if (defaults.guarantee if point.guarantee is None else point.guarantee) != "by-class":
             return None
-        return ClassFlags(
-            require_predictions([(sample.uncertainty.get(score), sample.predictions) for sample in self.samples]),
-            len(self._manifest.classes),
-            score=score,
-            direction=self._manifest.scores[score].direction,
-            target_fpr=defaults.target_fpr if point.target_fpr is None else point.target_fpr,
-        )
+        return self._class_flags(score, defaults.target_fpr if point.target_fpr is None else point.target_fpr)
+
+    def _make_class_flags(self, score: str, target_fpr: float) -> ClassFlags:
+        if score not in self._by_class:
+            self._by_class[score] = [self._divide(sample, score) for sample in self.samples]
+        direction = self._manifest.scores[score].direction
+        return ClassFlags(self._by_class[score], score=score, direction=direction, target_fpr=target_fpr)
+
+    def _divide(self, sample: Sample, score: str) -> ByClass:
+        """The images of one setting by predicted class; OperatingPointError if their scores or classes are not known."""
+        uncertainty = sample.uncertainty.get(score)
+        if uncertainty is None or sample.predictions is None:
+            raise OperatingPointError(
+                f"The guarantee 'by-class' needs the predicted classes of the calibration images together with {score}, which "
+                "this model does not have; use its default score, or recalibrate it.",
+                "guarantee",
+            )
+        return sort_by_class(uncertainty, sample.predictions, len(self._manifest.classes))
 
     def trust_point(self, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> TrustPoint:
         """The trust threshold of an operating point; OperatingPointError if the images cannot support it or its flag."""

@@ -12,6 +12,7 @@ An encoded image is the bytes of a file, which `qualms.images.preprocess.preproc
 
 import io
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -33,8 +34,10 @@ SMOOTH_FILTERS = ("bilinear", "bicubic", "lanczos")
 """resampling methods of programs that enlarge photographs, from the blurriest to the sharpest"""
 MAX_SETTINGS = 64
 """settings that one list of encodings may expand to: each is run and stored"""
-_RESIZE_STEP = 0.5
-"""Rounding makes integer and half factors blur more or less than those between them, so a range is tested at each of them."""
+_BETWEEN = {"resize": (0.5, 0.0), "jpeg": (10.0, 5.0)}
+"""Step and offset of the values at which a range is tested beside its ends: integer and half factors, because they blur more or
+less than those between them; and one quality in each band of `qualms.images.observed`."""
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -52,19 +55,21 @@ class Step:
         """The step as it is written."""
         if self.low is None:
             return self.name
-        values = f"{self.low:g}" if self.low == self.high else f"{self.low:g}-{self.high:g}"
+        values = f"{self.low:.12g}" if self.low == self.high else f"{self.low:.12g}-{self.high:.12g}"
         return f"{self.name}:{values}" + (f":{self.method}" if self.method else "")
 
     def settings(self) -> "list[Step]":
-        """Steps without a range that bound this one: both ends and, for a resize, factors between them and two methods."""
+        """Steps without a range that bound this one: both ends, values between them (_BETWEEN), and two resampling methods."""
         if self.low is None or self.high is None:
             return [self]
         values = {self.low, self.high}
         methods: Sequence[str | None] = (self.method,)
-        if self.name == "resize":
-            first = math.floor(self.low / _RESIZE_STEP) + 1
-            values.update(_RESIZE_STEP * i for i in range(first, math.ceil(self.high / _RESIZE_STEP)))
-            methods = (self.method,) if self.method else (SMOOTH_FILTERS[0], SMOOTH_FILTERS[-1])
+        if self.name in _BETWEEN:
+            step, offset = _BETWEEN[self.name]
+            first, last = math.floor((self.low - offset) / step) + 1, math.ceil((self.high - offset) / step)
+            values.update(offset + step * i for i in range(first, last))
+        if self.name == "resize" and not self.method:
+            methods = (SMOOTH_FILTERS[0], SMOOTH_FILTERS[-1])
         return [Step(self.name, value, value, method) for value in sorted(values) for method in methods]
 
 
@@ -114,7 +119,9 @@ def parse_encoding(text: str) -> Encoding:
 def parse_encodings(texts: Iterable[str]) -> list[Encoding]:
     """The encodings of a list; EncodingError if they expand to too many settings."""
     encodings = [parse_encoding(text) for text in texts]
-    if (count := len(all_settings(encodings))) > MAX_SETTINGS:
+    # Counted before they are listed: a long chain of ranges would not fit into memory.
+    count = sum(math.prod(len(step.settings()) for step in encoding.steps) for encoding in encodings)
+    if count > MAX_SETTINGS:
         raise EncodingError(
             f"The encodings {', '.join(encoding.text for encoding in encodings)} expand to {count} settings; at most "
             f"{MAX_SETTINGS} are accepted: use narrower ranges, or name the resampling method of a resize."
@@ -176,13 +183,18 @@ def _parse_step(text: str, whole: str) -> Step:
 
 
 def _number(text: str, name: str) -> float:
-    return float(int(text)) if name in FORMATS else float(text)
+    """The value of plain ASCII digits; ValueError for anything else."""
+    if not text.isascii() or not _NUMBER.fullmatch(text) or (name in FORMATS and not text.isdigit()):
+        raise ValueError(text)
+    return float(text)
 
 
 def _resize(image: Image.Image, factor: float, method: str) -> Image.Image:
     """Resize by a factor, which is reduced if the result would have more pixels than preprocessing accepts."""
-    factor = min(factor, math.sqrt(MAX_PIXELS / (image.width * image.height)))
-    size = (max(1, int(image.width * factor + 0.5)), max(1, int(image.height * factor + 0.5)))
+    largest = math.sqrt(MAX_PIXELS / (image.width * image.height))
+    rounding = 0.5 if factor * 1.001 < largest else 0.0  # down, where rounding up could exceed the limit
+    factor = min(factor, largest)
+    size = (max(1, int(image.width * factor + rounding)), max(1, int(image.height * factor + rounding)))
     return image.resize(size, RESAMPLING[method])
 
 

@@ -42,6 +42,7 @@ _PNG_COMPRESSED_CHUNKS = frozenset(b"zTXt iTXt iCCP".split())
 _unpack_png_chunk_header = struct.Struct(">I4s").unpack_from
 
 _SOF0, _DHT, _EOI, _SOS, _DQT, _DRI, _APP0, _APP14 = 0xFFC0, 0xFFC4, 0xFFD9, 0xFFDA, 0xFFDB, 0xFFDD, 0xFFE0, 0xFFEE
+_FILL = 0xFFFF
 _JPEG_BASELINE_SEGMENTS = frozenset((_SOF0, _DHT, _DQT, _DRI, _APP0, _APP14))
 _unpack_jpeg_segment_header = struct.Struct(">HH").unpack_from
 _JPEG_SEGMENT_MARKER = re.compile(rb"\xff[^\x00\x01\xc8\xd0-\xd8\xf0-\xfd\xff]")
@@ -160,6 +161,9 @@ def jpeg_headers(data: bytes) -> Iterator[tuple[int, int]]:
         marker, length = _unpack_jpeg_segment_header(data, offset)
         if marker == _SOS or marker < _SOF0:
             return
+        if marker == _FILL:  # any number of fill bytes may precede a marker
+            offset += 1
+            continue
         yield marker, offset
         offset += 2 + length
 

@@ -70,6 +70,7 @@ _STANDARD_TABLE = np.array(
 )
 _SOF_MARKERS = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC}
 _DQT = 0xFFDB
+_MAX_WEBP_CHUNKS = 16
 _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_COMPRESSION = 256, 257, 259
 _TIFF_LOSSY = (6, 7, 50001)  # JPEG, old and new, and WebP
 
@@ -106,7 +107,7 @@ def observe(image: bytes | NDArray[np.uint8], spec: InputSpec) -> ObservedEncodi
     try:
         name, quality, width, height = _read(image)
     except (struct.error, IndexError, OverflowError):  # unusual, but the decoder accepted it
-        name, quality, width, height = "tiff", LOSSY, 0, 0
+        (name, quality), width, height = _by_signature(image), 0, 0
     return ObservedEncoding(name, quality, _size(width, height, spec))
 
 
@@ -129,6 +130,16 @@ def _read(data: bytes) -> tuple[str, str, int, int]:
         quality = LOSSY if values.get(_TIFF_COMPRESSION) in _TIFF_LOSSY else LOSSLESS
         return "tiff", quality, values.get(_TIFF_WIDTH, 0), values.get(_TIFF_HEIGHT, 0)
     raise IndexError
+
+
+def _by_signature(data: bytes) -> tuple[str, str]:
+    """Format and quality of a file whose headers cannot be read; the quality is the lowest."""
+    if data.startswith(PNG_SIGNATURE):
+        return "png", LOSSLESS
+    if data.startswith(JPEG_SIGNATURE):
+        return "jpeg", f"{JPEG_QUALITIES[0][0]}-{JPEG_QUALITIES[0][1]}"
+    names = {b"RI": ("webp", LOSSY), b"GI": ("gif", PALETTE), b"BM": ("bmp", LOSSLESS)}
+    return names.get(data[:2], ("tiff", LOSSY))
 
 
 def _read_jpeg(data: bytes) -> tuple[str, str, int, int]:
@@ -176,9 +187,21 @@ def _read_webp(data: bytes) -> tuple[str, str, int, int]:
         return "webp", LOSSLESS, (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
     if kind == b"VP8X":
         width, height = (int.from_bytes(data[start : start + 3], "little") + 1 for start in (24, 27))
-        return "webp", LOSSLESS if b"VP8L" in data[30:4096] else LOSSY, width, height
+        return "webp", _webp_quality(data), width, height
     width, height = struct.unpack_from("<HH", data, 26)
     return "webp", LOSSY, width & 0x3FFF, height & 0x3FFF
+
+
+def _webp_quality(data: bytes) -> str:
+    """Lossless or lossy, by the kind of the first chunk with pixels of an extended file."""
+    offset = 12
+    for _ in range(_MAX_WEBP_CHUNKS):
+        kind, length = struct.unpack_from("<4sI", data, offset)
+        if kind in (b"VP8L", b"VP8 "):
+            break
+        # The pixels of an animation are chunks within its frames, after a header of 16 bytes.
+        offset += 24 if kind == b"ANMF" else 8 + length + length % 2
+    return LOSSLESS if kind == b"VP8L" else LOSSY
 
 
 def _size(width: int, height: int, spec: InputSpec) -> str:

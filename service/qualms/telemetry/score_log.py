@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from qualms.errors import QualmsError
+from qualms.errors import QualmsError, first_line
 from qualms.images.fingerprints import fingerprints
 
 _MAX_BATCHES = 64
@@ -36,29 +36,35 @@ class ScoreLog:
         """ScoreLogError if the file cannot be opened."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab+") as file:
-                file.seek(0)
+            if path.exists() and not path.is_file():
+                raise ScoreLogError(f"The score log {path} is not a file; give another path.")
+            self._file: IO[bytes] = path.open("ab", buffering=0)
+            with path.open("rb") as file:
                 self._left = max_images - sum(1 for _ in file)
-            self._file: IO[bytes] = path.open("ab")
         except OSError as error:
-            raise ScoreLogError(f"The score log {path} cannot be written: {error.strerror}.") from None
+            raise ScoreLogError(f"The score log {path} cannot be written: {error.strerror or error}.") from None
         self._path, self._graph, self._scores = path, graph_sha256, scores
         self._queue: queue.Queue[_Batch | None] = queue.Queue(_MAX_BATCHES)
-        self.dropped = 0
-        """images that were not written because the thread fell behind or the disk failed"""
+        self._not_queued = self._not_written = 0
         self._thread = threading.Thread(target=self._work, name="score-log", daemon=True)
         self._thread.start()
 
+    @property
+    def dropped(self) -> int:
+        """Images that were not written because the thread fell behind or the disk failed."""
+        return self._not_queued + self._not_written
+
     def write(self, images: NDArray[np.uint8], outputs: Mapping[str, NDArray[Any]]) -> None:
-        """Queue the scores of images (N, H, W, C); returns at once."""
-        if self._left <= 0:
+        """Queue the scores of images (N, H, W, C), of the first ones only if the file is nearly full; returns at once."""
+        count = min(self._left, len(images))
+        if count <= 0:
             return
-        self._left -= len(images)
         try:
-            self._queue.put_nowait((images, outputs))
+            self._queue.put_nowait((images[:count], outputs))
         except queue.Full:
-            self.dropped += len(images)
+            self._not_queued += count
             return
+        self._left -= count
         if self._left <= 0:
             _log.warning("score log full", extra={"path": str(self._path)})
 
@@ -73,11 +79,10 @@ class ScoreLog:
             images, outputs = batch
             try:
                 self._file.write(self._lines(images, outputs))
-                self._file.flush()
-            except OSError as error:
-                if not self.dropped:
-                    _log.error("score log failed", extra={"path": str(self._path), "reason": error.strerror})
-                self.dropped += len(images)
+            except Exception as error:  # the thread must go on: `close` waits for it
+                if not self._not_written:
+                    _log.error("score log failed", extra={"path": str(self._path), "reason": first_line(error)})
+                self._not_written += len(images)
 
     def _lines(self, images: NDArray[np.uint8], outputs: Mapping[str, NDArray[Any]]) -> bytes:
         columns = [outputs[name] for name in self._scores]
