@@ -2,7 +2,8 @@
 
 The graphs have all outputs and few operators. The manifests are computed from the graphs as in training. The fixtures `graph`,
 `manifest` and `bundle` have a joined α and paired calibration scores; those named `earlier_…` are as earlier versions wrote
-them, with the meta-model's α, sorted calibration scores and counts of the trust score.
+them, with the meta-model's α, sorted calibration scores and counts of the trust score. `worst_manifest`, `unlabelled_manifest` and
+`kept_manifest` differ from `manifest` in their calibration.
 """
 
 import io
@@ -30,16 +31,18 @@ from PIL import Image
 from prometheus_client import CollectorRegistry
 
 from qualms.bundle import golden
-from qualms.bundle.calibration_data import TrustGrid
+from qualms.bundle.calibration_data import AsSent, TrustGrid
 from qualms.bundle.container import Container, pack
 from qualms.bundle.evaluation_results import ErrorResult, Evaluation, GuaranteeResult, OodResult, ProbabilityResult
 from qualms.bundle.file import Bundle, graph_digest, write_bundle
 from qualms.bundle.manifest import Golden, Manifest, OperatingDefaults, Provenance
 from qualms.bundle.runtime import GraphRunner
 from qualms.bundle.scores import DIRICHLET_SCORES, FEATURE_SCORES, SCORES
-from qualms.decisions.calibration import CalibrationSource, calibrate, reference, trust_grid
+from qualms.decisions.calibration import CalibrationSource, calibrate, calibrate_worst, reference, trust_grid
+from qualms.images.encodings import parse_encoding
 from qualms.images.fingerprints import fingerprints
 from qualms.images.input_spec import InputSpec
+from qualms.images.preprocess import preprocess
 from qualms.settings import Settings
 from qualms.web.app import create_app
 from qualms.web.state import ServiceState
@@ -258,6 +261,63 @@ def earlier_manifest(manifest: Manifest, earlier_graph: bytes, draw_images: Draw
             "graph_sha256": graph_digest(earlier_graph),
         }
     )
+
+
+AS_SENT = ["png", "jpeg:75", "brightness:0.9"]
+"""settings of the fixture `worst_manifest`"""
+
+
+@pytest.fixture(scope="session")
+def outputs_as_sent(runner: GraphRunner, draw_images: Draw) -> dict[str, dict[str, NDArray[Any]]]:
+    """By setting of AS_SENT: the graph's outputs on the calibration images."""
+    rng = np.random.default_rng(0)
+    images = [Image.fromarray(image) for image in draw_images(2, CALIBRATION)]
+    return {
+        text: runner(np.array([preprocess(parse_encoding(text).encode(image, rng), SPEC) for image in images]))
+        for text in AS_SENT
+    }
+
+
+@pytest.fixture(scope="session")
+def worst_manifest(manifest: Manifest, outputs_as_sent: dict[str, dict[str, NDArray[Any]]]) -> Manifest:
+    """The manifest of a bundle that was calibrated in the form `worst`."""
+    labels, wrong = outputs_as_sent["png"]["prediction"].copy(), manifest.calibration.wrong
+    labels[wrong] = (labels[wrong] + 1) % len(CLASSES)
+    calibration = manifest.calibration
+    return Manifest.model_validate(
+        {
+            **dict(manifest),
+            "calibration": calibrate_worst(
+                outputs_as_sent,
+                labels,
+                SPECS,
+                (calibration.trust.levels, calibration.trust.thresholds),
+                paired=("fused", "predicted_error"),
+                source=CalibrationSource(
+                    split="calibration",
+                    data="drawn",
+                    data_sha256=calibration.data_sha256,
+                    as_sent=AsSent(encodings=AS_SENT, form="worst", seed=0),
+                    observed={"lossless, same size": 2 * CALIBRATION, "jpeg 70-79, same size": CALIBRATION},
+                    fingerprints=calibration.fingerprints,
+                ),
+            ),
+            "reference": reference(outputs_as_sent.values(), SPECS, len(CLASSES)),
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def unlabelled_manifest(manifest: Manifest) -> Manifest:
+    """The manifest of a bundle that was calibrated on images without labels."""
+    calibration = manifest.calibration.model_copy(update={"wrong": None, "label_scores": None})
+    return Manifest.model_validate({**dict(manifest), "calibration": calibration})
+
+
+@pytest.fixture(scope="session")
+def kept_manifest(manifest: Manifest, unlabelled_manifest: Manifest) -> Manifest:
+    """As `unlabelled_manifest`, but with the earlier calibration that has labels."""
+    return Manifest.model_validate({**dict(unlabelled_manifest), "labelled_calibration": manifest.calibration})
 
 
 @pytest.fixture

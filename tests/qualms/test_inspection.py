@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from qualms.bundle.calibration_data import AsSent
+from qualms.bundle.evaluation_results import EncodingResult, GuaranteeResult
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Manifest
 from qualms.decisions.calibration_set import CalibrationSet
@@ -75,7 +77,8 @@ def test_the_default_decisions_are_printed(bundle: Bundle) -> None:
         "flag as OOD",
         "fused",
         f"{flag.threshold:.6g}",
-        "false alarms ≤ 1 % (confident; k = 1, n = 400)",
+        "at most 1 % of in-distribution images are flagged, for 95 % of calibration sets, for images like the stored "
+        "calibration images (confident; k = 1, n = 400)",
     ]
     assert cells(text, "trust") == [
         "trust",
@@ -84,6 +87,71 @@ def test_the_default_decisions_are_printed(bundle: Bundle) -> None:
         f"not flagged and predicted_error ≤ {trust.threshold:.6g}: errors ≤ 1 % of the accepted "
         f"({100 * trust.accepted:.1f} % of the images)",
     ]
+
+
+def fact(text: str, name: str) -> str:
+    """The text of a line of the first table."""
+    return next(line.split(name, 1)[1].strip() for line in text.splitlines() if line.strip().startswith(name))
+
+
+def test_the_encodings_of_the_calibration_images_are_printed(bundle: Bundle, worst_manifest: Manifest) -> None:
+    assert fact(printed(bundle), "as sent") == "as stored: lossless, same size (400)"
+    text = printed(bundle, calibration=worst_manifest.calibration)
+    assert fact(text, "as sent") == "png, jpeg:75, brightness:0.9 (worst, 3 settings, seed 0)"
+    assert "for images sent as png, jpeg:75 or brightness:0.9, in any shares" in cells(text, "flag as OOD")[3]
+    as_sent = AsSent(encodings=["jpeg:75-95"], form="mixture", seed=7)
+    mixture = bundle.manifest.calibration.model_copy(update={"as_sent": as_sent})
+    text = printed(bundle, calibration=mixture)
+    assert fact(text, "as sent") == "jpeg:75-95 (mixture, seed 7)"
+    assert "for images sent as jpeg:75-95, in the listed shares" in cells(text, "flag as OOD")[3]
+
+
+def test_encodings_of_an_earlier_bundle_are_printed_as_not_recorded(earlier_bundle: Bundle) -> None:
+    assert fact(printed(earlier_bundle), "as sent") == "not recorded"
+
+
+def test_missing_labels_and_trimmed_images_are_printed(bundle: Bundle, unlabelled_manifest: Manifest) -> None:
+    trimmed = unlabelled_manifest.calibration.model_copy(update={"trimmed": 0.025})
+    text = printed(bundle, calibration=trimmed)
+    assert fact(text, "calibration") == "400 images of drawn, split calibration, without labels, 2.5 % trimmed"
+    assert "assumes that 2.5 % of the calibration images were OOD" in cells(text, "flag as OOD")[3]
+    assert cells(text, "trust")[2] == "–"
+    assert cells(text, "trust")[3].startswith(
+        "The calibration images have no labels, so no error rate can be guaranteed;"
+    )
+
+
+def test_a_guarantee_by_class_is_printed(bundle: Bundle) -> None:
+    operating = bundle.manifest.operating.model_copy(update={"guarantee": "by-class", "target_fpr": 0.05})
+    row = cells(printed(bundle, operating=operating), "flag as OOD")
+    assert row[3].startswith("at most 5 % of images predicted as one class are flagged, for 95 % of calibration sets, ")
+    assert "(by-class; k = " in row[3]
+
+
+def test_results_by_encoding_are_a_table_with_gaps(bundle: Bundle) -> None:
+    evaluation = bundle.manifest.evaluation
+    assert evaluation is not None
+
+    def rates(*values: float | None) -> list[GuaranteeResult]:
+        promises: list[Any] = ["false_alarm_rate", "false_alarm_rate", "selective_risk", "selective_risk"]
+        return [
+            GuaranteeResult(promise=promise, target=target, realised=value, n=1000)
+            for promise, target, value in zip(promises, (0.05, 0.01, 0.05, 0.01), values, strict=True)
+        ]
+
+    rows = [
+        EncodingResult(
+            encoding=name, calibrated=calibrated, n=1000, accuracy=accuracy, realised=rates(*values), detected=[]
+        )
+        for name, calibrated, accuracy, values in (
+            ("png", True, 98.75, (0.0432, 0.0054, 0.05, None)),
+            ("jpeg:50", False, 90.04, (0.2, 0.04, 0.1, None)),
+        )
+    ]
+    text = printed(bundle, evaluation=evaluation.model_copy(update={"encodings": rows}))
+    assert cells(text, "png ")[-7:] == ["png", "yes", "98.8", "4.32", "0.54", "5.00", "–"]
+    assert cells(text, "jpeg:50") == ["jpeg:50", "no", "90.0", "20.00", "4.00", "10.00", "–"]
+    assert "risk ≤ 1 %" in text
 
 
 def test_the_trust_guarantee_of_an_earlier_bundle_is_printed_as_that_of_flagged_images_too(

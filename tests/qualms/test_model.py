@@ -149,6 +149,9 @@ def test_images_are_resized_and_converted_to_the_models_input(opened: Model) -> 
         {},
         {"score": "precision", "target_fpr": 0.3},
         {"guarantee": "marginal", "target_fpr": 0.2, "target_risk": 0.1},
+        {"coverage": 0.9},
+        {"coverage": 0.01},
+        {"guarantee": "by-class", "target_fpr": 0.05, "coverage": 0.5},
     ],
 )
 def test_a_result_equals_that_of_the_service(
@@ -174,6 +177,40 @@ def test_the_operating_point_of_a_result_is_the_requested_one(opened: Model, pix
         "confident",
     )
     assert default.dirichlet == result.dirichlet
+
+
+def test_a_coverage_gives_a_prediction_set(opened: Model, pixels: NDArray[np.uint8]) -> None:
+    result, plain = opened.predict(pixels, coverage=0.95), opened.predict(pixels)
+    assert plain.prediction_set is None
+    assert result.prediction_set is not None
+    assert (result.prediction_set.coverage, result.prediction_set.method) == (0.95, "lac")
+    assert result.prediction_set.labels[0] == result.prediction.label
+    assert set(result.prediction_set.labels) <= set(opened.classes)
+    assert result.model_copy(update={"prediction_set": None}) == plain
+
+
+def test_an_empty_prediction_set_has_a_note(opened: Model) -> None:
+    sets = opened.predict(np.zeros((6, 5, 3), np.uint8), coverage=0.01).prediction_set
+    assert sets is not None
+    assert sets.labels == []
+    assert sets.note is not None
+    assert sets.note.startswith("The set is empty: ")
+
+
+def test_by_class_a_result_has_the_group_of_its_threshold(opened: Model, pixels: NDArray[np.uint8]) -> None:
+    result, plain = opened.predict(pixels, guarantee="by-class", target_fpr=0.05), opened.predict(pixels)
+    assert plain.ood.group is None
+    assert result.ood.group is not None
+    assert result.prediction.label in result.ood.group.classes
+    assert 59 <= result.ood.group.n <= 400
+    assert (result.ood.guarantee, result.ood.target_fpr) == ("by-class", 0.05)
+
+
+def test_a_result_has_the_guarantee_in_words(opened: Model, pixels: NDArray[np.uint8]) -> None:
+    assert opened.predict(pixels).ood.guarantee_text == (
+        "at most 1 % of in-distribution images are flagged, for 95 % of calibration sets, for images like the stored "
+        "calibration images"
+    )
 
 
 def test_a_result_is_explained_on_request(opened: Model, pixels: NDArray[np.uint8]) -> None:
@@ -269,6 +306,10 @@ def test_an_unusable_image_is_an_error_that_names_its_index(
         ({"score": "novelty"}, "The score 'novelty' is not one of this model's; accepted are entropy"),
         ({"target_fpr": 1e-9}, "needs at least"),
         ({"target_risk": 1e-9}, "needs at least"),
+        ({"coverage": 0.9999}, "A coverage of 0.9999 needs at least 9,999 labelled calibration images; there are 400"),
+        ({"coverage": 1.0}, "The coverage must lie strictly between 0 and 1, not 1.0"),
+        ({"coverage": float("nan")}, "The coverage must lie strictly between 0 and 1, not nan"),
+        ({"guarantee": "by-class", "target_fpr": 1e-9}, "A by-class false-alarm rate of 1e-09 needs at least"),
     ],
 )
 def test_an_unsupported_operating_point_is_an_error(

@@ -32,6 +32,13 @@ def test_arguments_take_precedence_over_variables(monkeypatch: pytest.MonkeyPatc
     assert (settings.port, settings.threads, settings.device) == (0, 3, "cpu")
 
 
+def test_the_score_log_is_off_unless_it_has_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (load_settings().score_log, load_settings().score_log_images) == (None, 100_000)
+    monkeypatch.setenv("QUALMS_SCORE_LOG", "scores.jsonl")
+    monkeypatch.setenv("QUALMS_SCORE_LOG_IMAGES", "5000")
+    assert (load_settings().score_log, load_settings().score_log_images) == ("scores.jsonl", 5000)
+
+
 def test_an_empty_variable_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUALMS_THREADS", "")
     assert load_settings().threads is None
@@ -46,6 +53,7 @@ def test_an_empty_variable_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
         ("THREADS", "0", "QUALMS_THREADS is '0'; it should be greater than or equal to 1."),
         ("REQUEST_TIMEOUT_SECONDS", "nan", "QUALMS_REQUEST_TIMEOUT_SECONDS is 'nan'; it should be a finite number."),
         ("REQUEST_TIMEOUT_SECONDS", "0", "QUALMS_REQUEST_TIMEOUT_SECONDS is '0'; it should be greater than 0."),
+        ("SCORE_LOG_IMAGES", "0", "QUALMS_SCORE_LOG_IMAGES is '0'; it should be greater than or equal to 1."),
         ("MAX_JSON_DEPTH", "4", "QUALMS_MAX_JSON_DEPTH is '4'; it should be greater than or equal to 5."),
         ("DRAIN_SECONDS", "31", "QUALMS_GRACE_SECONDS is 30; it should be at least QUALMS_DRAIN_SECONDS, 31."),
     ],

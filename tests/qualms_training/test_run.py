@@ -22,7 +22,7 @@ from qualms.bundle.evaluation_results import Evaluation
 from qualms.bundle.file import Bundle, open_bundle
 from qualms.bundle.runtime import GraphRunner, check_golden
 from qualms.bundle.scores import SCORES
-from qualms.decisions.operating_point import CalibrationSet
+from qualms.decisions.calibration_set import CalibrationSet
 from qualms.errors import OperatingPointError
 from qualms_training.console import Display
 from qualms_training.data import load

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from qualms.bundle.arrays import Float32Array, Float32Values
+from qualms.bundle.arrays import Float32Array, Float32Values, Int32Array, UInt64Array
 
 
 class Holder(BaseModel):
@@ -89,3 +89,61 @@ def test_a_validated_array_is_a_read_only_copy() -> None:
 def test_invalid_arrays_are_refused_with_a_reason(value: Any, problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         Holder(values=value)
+
+
+# Integers
+
+
+class Integers(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    classes: Int32Array
+    fingerprints: UInt64Array
+
+
+def integers(classes: Any, fingerprints: Any) -> Integers:
+    return Integers(classes=np.array(classes, np.int32), fingerprints=np.array(fingerprints, np.uint64))
+
+
+@given(
+    st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20),
+    st.lists(st.integers(0, 2**64 - 1), max_size=20),
+)
+def test_the_json_round_trip_of_integers_is_exact(classes: list[int], fingerprints: list[int]) -> None:
+    decoded = Integers.model_validate_json(integers(classes, fingerprints).model_dump_json())
+    assert decoded.classes.dtype == np.int32
+    assert decoded.fingerprints.dtype == np.uint64
+    assert decoded.classes.tolist() == classes
+    assert decoded.fingerprints.tolist() == fingerprints
+
+
+def test_integers_in_json_have_the_shape_and_the_little_endian_bytes() -> None:
+    document = json.loads(integers([[1, -1]], [258]).model_dump_json())
+    assert document == {
+        "classes": {"shape": [1, 2], "int32": base64.b64encode(b"\1\0\0\0\xff\xff\xff\xff").decode()},
+        "fingerprints": {"shape": [1], "uint64": base64.b64encode(b"\2\1" + bytes(6)).decode()},
+    }
+
+
+def test_int64_classes_are_converted_to_int32_and_the_copy_is_read_only() -> None:
+    holder = Integers(classes=np.array([3, 4]), fingerprints=np.array([1], ">u8"))
+    assert holder.classes.dtype == np.int32
+    assert holder.classes.tolist() == [3, 4]
+    assert holder.fingerprints.dtype == np.uint64
+    assert holder.fingerprints.tolist() == [1]
+    with pytest.raises(ValueError, match="read-only"):
+        holder.classes[0] = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (encoded([1], bytes(4)), "expected an object with the keys shape and int32"),
+        ({"shape": [1], "int32": base64.b64encode(bytes(3)).decode()}, "the array cannot be decoded"),
+        ({"shape": [2], "int32": base64.b64encode(bytes(4)).decode()}, "the array cannot be decoded"),
+        ({"shape": [-1], "int32": base64.b64encode(bytes(4)).decode()}, "list of lengths"),
+    ],
+)
+def test_invalid_integers_are_refused_with_a_reason(value: Any, problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        Integers(classes=value, fingerprints=np.zeros(1, np.uint64))

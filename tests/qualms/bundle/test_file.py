@@ -129,7 +129,7 @@ def test_a_newer_schema_version_is_refused_with_advice_to_update(
     document["schema_version"] = 99
     path = write_text_as_manifest(json.dumps(document))
     assert message(path) == (
-        f"{path} has a manifest of schema version 99; this version of qualms reads up to 1: update qualms to open it."
+        f"{path} has a manifest of schema version 99; this version of qualms reads up to 2: update qualms to open it."
     )
 
 

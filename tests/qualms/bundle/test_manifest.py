@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from qualms.bundle.manifest import SCHEMA_VERSION, Manifest, OperatingDefaults, first_problem
+from qualms.bundle.manifest import SCHEMA_VERSION, Manifest, OperatingDefaults, SetMethod, first_problem
 from qualms.errors import BundleError
 from qualms.images.input_spec import InputSpec
 
@@ -56,11 +56,13 @@ def test_fields_that_earlier_versions_do_not_have_are_left_out_of_an_earlier_man
     document, earlier = json.loads(manifest.to_json()), json.loads(earlier_manifest.to_json())
     assert Manifest.from_json(earlier_manifest.to_json()).to_json() == earlier_manifest.to_json()
     assert set(document) - set(earlier) == {"alpha", "flag_terms"}
-    assert set(document["calibration"]) - set(earlier["calibration"]) == {"wrong"}
+    added = {"wrong", "predictions", "label_scores", "observed", "fingerprints"}
+    assert set(document["calibration"]) - set(earlier["calibration"]) == added
     assert set(earlier["calibration"]["trust"]) - set(document["calibration"]["trust"]) == {"accepted", "errors"}
     assert set(document["evaluation"]) - set(earlier["evaluation"]) == {"probabilities"}
     again = Manifest.from_json(json.dumps(earlier))
-    assert (again.alpha, again.flag_terms, again.calibration.wrong) == ("meta", [], None)
+    assert (again.schema_version, again.alpha, again.flag_terms) == (1, "meta", [])
+    assert all(getattr(again.calibration, name) in (None, {}) for name in added)
 
 
 def test_the_round_trip_of_arrays_is_exact(manifest: Manifest) -> None:
@@ -107,8 +109,8 @@ def test_a_manifest_is_immutable(manifest: Manifest) -> None:
         ("input.mean", [0.5], "input.mean: this field is unknown"),
         ("scores.entropy.weight", 1, "scores.entropy.weight: this field is unknown"),
         ("golden", ..., "golden: Field required"),
-        ("schema_version", 0, "schema_version: Input should be 1"),
-        ("schema_version", "2", "schema_version: Input should be 1"),
+        ("schema_version", 0, "schema_version: Input should be 1 or 2"),
+        ("schema_version", "2", "schema_version: Input should be 1 or 2"),
         ("name", "Tiny Model", "name: String should match pattern"),
         ("name", "tiny\n", "name: String should match pattern"),
         ("name", "-tiny", "name: String should match pattern"),
@@ -122,7 +124,11 @@ def test_a_manifest_is_immutable(manifest: Manifest) -> None:
         ("scores.entropy.kind", "mixed", "scores.entropy.kind: Input should be 'total', 'epistemic' or"),
         ("operating.target_fpr", 0, "operating.target_fpr: Input should be greater than 0"),
         ("operating.target_risk", 1, "operating.target_risk: Input should be less than 1"),
-        ("operating.guarantee", "perhaps", "operating.guarantee: Input should be 'confident' or 'marginal'"),
+        (
+            "operating.guarantee",
+            "perhaps",
+            "operating.guarantee: Input should be 'confident', 'marginal' or 'by-class'",
+        ),
         ("calibration.n", 0, "calibration.n: Input should be greater than 0"),
         ("calibration.n", "many", "calibration.n: Input should be a valid integer"),
         ("calibration", [], "calibration: Input should be a valid dictionary"),
@@ -143,7 +149,6 @@ def test_a_manifest_is_immutable(manifest: Manifest) -> None:
         ("calibration.trust.levels", array(1, shape=[]), "calibration.trust: levels, thresholds, accepted"),
         ("calibration.scores.entropy", array(1, 2), "calibration: the calibration scores of entropy must be 400"),
         ("calibration.n", 399, "calibration: the calibration scores of entropy must be 399 values"),
-        ("calibration.wrong", ..., "calibration: the calibration scores of entropy must be 400 ascending values"),
         ("calibration.wrong", [-1, 3], "calibration: wrong must be strictly ascending indices from 0 to 399"),
         ("calibration.wrong", [3, 3], "calibration: wrong must be strictly ascending indices from 0 to 399"),
         ("calibration.wrong", [4, 3], "calibration: wrong must be strictly ascending indices from 0 to 399"),
@@ -161,7 +166,8 @@ def test_a_manifest_is_immutable(manifest: Manifest) -> None:
         ("reference.levels", [0.5, 0.1], "reference: levels must be ascending"),
         ("classes", ["bee"], "classes: List should have at least 2 items"),
         ("classes", ["bee", "crab", "bee"], "the document: class names must be unique"),
-        ("classes", ["bee", "crab"], "the document: reference.class_shares must have one value per class"),
+        ("classes", ["bee", "crab"], "the document: predictions must be from 0 to 1"),
+        ("reference.class_shares", [0.5, 0.5], "the document: reference.class_shares must have one value per class"),
         ("calibration.scores.entropy", ..., "the document: the scores entropy are not calibrated"),
         ("calibration.scores.extra", array(*[0.5] * 400), "the document: the calibrated scores extra are not among"),
         ("scores.entropy", ..., "the document: the required scores entropy are missing"),
@@ -202,17 +208,30 @@ def test_with_wrong_calibration_scores_are_in_the_order_of_the_images(manifest: 
     assert (np.diff(values) < 0).any()
 
 
-def test_trust_has_counts_exactly_without_wrong(document: Document, earlier_document: Document) -> None:
-    counts = earlier_document["calibration"]["trust"]
-    earlier_document["calibration"]["trust"] = document["calibration"]["trust"]
-    assert "calibration: without wrong, trust must have accepted and errors" in message(earlier_document)
-    document["calibration"]["trust"] = counts
-    assert "calibration: with wrong, trust must not have accepted and errors" in message(document)
+def test_with_wrong_trust_must_not_have_counts(document: Document, earlier_document: Document) -> None:
+    for name, values in document["calibration"]["scores"].items():
+        ascending = np.sort(np.frombuffer(base64.b64decode(values["float32"]), "<f4"))
+        document["calibration"]["scores"][name] = array(*ascending)
+    document["calibration"]["trust"] = earlier_document["calibration"]["trust"]
+    problem = "calibration: with wrong or settings, trust must not have accepted and errors"
+    assert message(document) == f"The file has a damaged manifest: {problem}."
+
+
+def test_a_calibration_without_wrong_and_without_counts_has_no_labels(
+    manifest: Manifest, document: Document, earlier_manifest: Manifest
+) -> None:
+    assert manifest.calibration.has_labels
+    assert earlier_manifest.calibration.has_labels
+    del document["calibration"]["wrong"], document["calibration"]["label_scores"]
+    calibration = Manifest.from_json(json.dumps(document)).calibration
+    assert not calibration.has_labels
+    assert not calibration.is_sorted
 
 
 @pytest.mark.parametrize("classes", [["bee", "crab"], ["ant", "bee", "crab", "dove"]])
 def test_the_number_of_classes_must_match_the_graph_outputs(document: Document, classes: list[str]) -> None:
     document["classes"] = classes
+    del document["calibration"]["predictions"]
     document["reference"]["class_shares"] = [1 / len(classes)] * len(classes)
     for vector in ("base_probabilities", "probabilities", "meta_alpha"):
         del document["golden"]["outputs"][vector]
@@ -234,6 +253,86 @@ def test_the_base_may_have_other_classes_only_if_the_meta_model_predicts(documen
     assert "golden.outputs.base_probabilities must have the shape [8, 3]" in message(document)
     document["prediction"] = "meta"
     assert Manifest.from_json(json.dumps(document)).prediction == "meta"
+
+
+# Calibrations without labels, and in several settings
+
+
+@pytest.mark.parametrize("which", ["worst_manifest", "unlabelled_manifest", "kept_manifest"])
+def test_the_json_round_trip_of_other_calibrations_is_exact(request: pytest.FixtureRequest, which: str) -> None:
+    text = request.getfixturevalue(which).to_json()
+    assert Manifest.from_json(text).to_json() == text
+
+
+def test_fields_with_their_default_are_left_out(document: Document) -> None:
+    assert not {"sets", "labelled_calibration"} & set(document)
+    document["sets"] = {"method": "raps", "penalty": 0.1, "free_ranks": 2}
+    manifest = Manifest.from_json(json.dumps(document))
+    assert manifest.sets == SetMethod(method="raps", penalty=0.1, free_ranks=2)
+    assert json.loads(manifest.to_json())["sets"] == document["sets"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "problem"),
+    [
+        ({"method": "aps"}, "sets.method: Input should be 'lac' or 'raps'"),
+        ({"penalty": -0.1}, "sets.penalty: Input should be greater than or equal to 0"),
+        ({"free_ranks": 0}, "sets.free_ranks: Input should be greater than or equal to 1"),
+    ],
+)
+def test_an_unknown_method_of_prediction_sets_is_refused(document: Document, sets: Document, problem: str) -> None:
+    document["sets"] = sets
+    assert message(document) == f"The file has a damaged manifest: {problem}."
+
+
+def test_only_a_calibration_without_labels_may_keep_an_earlier_one(
+    document: Document, unlabelled_manifest: Manifest
+) -> None:
+    problem = (
+        "The file has a damaged manifest: the document: labelled_calibration must have labels and calibration none."
+    )
+    document["labelled_calibration"] = document["calibration"]
+    assert message(document) == problem
+    unlabelled = json.loads(unlabelled_manifest.to_json())
+    unlabelled["labelled_calibration"] = unlabelled["calibration"]
+    assert message(unlabelled) == problem
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+@pytest.mark.parametrize("which", ["manifest", "kept_manifest", "worst_manifest"])
+def test_predictions_must_be_classes_in_every_calibration(
+    request: pytest.FixtureRequest, which: str, index: int
+) -> None:
+    document = json.loads(request.getfixturevalue(which).to_json())
+    calibration = document.get("labelled_calibration", document["calibration"])
+    part = calibration["settings"][-1] if "settings" in calibration else calibration
+    raw = np.full(400, index, "<i4").tobytes()
+    part["predictions"] = {"shape": [400], "int32": base64.b64encode(raw).decode()}
+    assert message(document) == "The file has a damaged manifest: the document: predictions must be from 0 to 2."
+
+
+@pytest.mark.parametrize("name", ["fused", "predicted_error"])
+def test_every_setting_must_have_the_operating_scores(worst_manifest: Manifest, name: str) -> None:
+    document = json.loads(worst_manifest.to_json())
+    del document["calibration"]["settings"][1]["scores"][name]
+    assert message(document) == (
+        f"The file has a damaged manifest: the document: the operating score {name} is missing in a calibration."
+    )
+
+
+def test_a_setting_with_a_score_that_the_model_does_not_have_is_refused(worst_manifest: Manifest) -> None:
+    document = json.loads(worst_manifest.to_json())
+    document["calibration"]["settings"][1]["scores"]["density"] = array(*[0.5] * 400)
+    assert "density" in message(document)
+
+
+def test_a_kept_calibration_must_have_the_operating_scores_and_no_unknown_ones(kept_manifest: Manifest) -> None:
+    document = json.loads(kept_manifest.to_json())
+    del document["labelled_calibration"]["scores"]["predicted_error"]
+    assert "predicted_error" in message(document)
+    document = json.loads(kept_manifest.to_json())
+    document["labelled_calibration"]["scores"]["density"] = array(*[0.5] * 400)
+    assert "density" in message(document)
 
 
 def test_equal_scores_are_ascending(earlier_document: Document) -> None:
@@ -293,7 +392,7 @@ def test_text_that_is_not_a_manifest_is_refused(text: str, problem: str) -> None
 def test_a_newer_schema_version_is_reported_before_unknown_fields(document: Document) -> None:
     document |= {"schema_version": SCHEMA_VERSION + 1, "something": "new"}
     assert message(document) == (
-        "The file has a manifest of schema version 2; this version of qualms reads up to 1: update qualms to open it."
+        "The file has a manifest of schema version 3; this version of qualms reads up to 2: update qualms to open it."
     )
 
 

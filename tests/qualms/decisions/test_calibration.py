@@ -1,4 +1,5 @@
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -6,9 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from qualms.bundle.calibration_data import Calibration
-from qualms.bundle.scores import ScoreSpec
-from qualms.decisions.calibration import REFERENCE_LEVELS, TRUST_LEVELS, calibrate, reference, trust_grid
+from qualms.bundle.calibration_data import AsSent, Calibration
+from qualms.bundle.manifest import SetMethod
+from qualms.bundle.scores import ScoreSpec, as_uncertainty
+from qualms.decisions.calibration import (
+    REFERENCE_LEVELS,
+    TRUST_LEVELS,
+    CalibrationSource,
+    calibrate,
+    calibrate_worst,
+    reference,
+    trust_grid,
+)
+from qualms.decisions.prediction_sets import label_scores
 from qualms.errors import DataError
 
 SPECS = {
@@ -16,6 +27,8 @@ SPECS = {
     "max_probability": ScoreSpec(direction="lower", kind="total"),
 }
 N = 200
+GRID = (np.array([0.25, 0.5, 1], np.float32), np.array([0.2, 0.5, 3], np.float32))
+SOURCE = CalibrationSource(split="calibration", data="drawn", data_sha256="0" * 64)
 
 
 def draw_outputs(seed: int = 0) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
@@ -24,30 +37,23 @@ def draw_outputs(seed: int = 0) -> tuple[dict[str, NDArray[Any]], NDArray[np.int
     entropy = rng.gamma(2, 0.3, N).round(2).astype(np.float32)
     prediction = rng.integers(0, 3, N)
     labels = np.where(rng.random(N) < entropy / 4, (prediction + 1) % 3, prediction)
+    alpha = rng.random((N, 3), np.float32) + 0.1
     outputs: dict[str, NDArray[Any]] = {
         "prediction": prediction,
         "entropy": entropy,
         "max_probability": np.exp(-entropy),
-        "alpha": rng.random((N, 3), np.float32),
+        "alpha": alpha,
+        "probabilities": alpha / alpha.sum(axis=1, keepdims=True),
     }
     return outputs, labels
 
 
 def calibrated(
     outputs: dict[str, NDArray[Any]],
-    labels: NDArray[np.int64],
+    labels: NDArray[np.int64] | None,
     grid: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
 ) -> Calibration:
-    levels = np.array([0.25, 0.5, 1], np.float32)
-    return calibrate(
-        outputs,
-        labels,
-        SPECS,
-        grid or (levels, np.array([0.2, 0.5, 3], np.float32)),
-        split="calibration",
-        data="drawn",
-        data_sha256="0" * 64,
-    )
+    return calibrate(outputs, labels, SPECS, grid or GRID, source=SOURCE)
 
 
 # Calibration
@@ -94,6 +100,110 @@ def test_outputs_other_than_scores_may_be_non_finite() -> None:
     assert calibrated(outputs, labels).n == N
 
 
+def test_predicted_classes_are_stored_in_the_order_of_the_images() -> None:
+    outputs, labels = draw_outputs()
+    predictions = calibrated(outputs, labels).predictions
+    assert predictions is not None
+    assert predictions.dtype == np.int32
+    assert predictions.tolist() == outputs["prediction"].tolist()
+
+
+@pytest.mark.parametrize("method", ["lac", "raps"])
+def test_the_scores_of_the_true_classes_are_those_of_the_set_method(method: Literal["lac", "raps"]) -> None:
+    outputs, labels = draw_outputs()
+    sets = SetMethod(method=method, penalty=0.1)
+    calibration = calibrate(outputs, labels, SPECS, GRID, source=SOURCE, sets=sets)
+    expected = label_scores(outputs["probabilities"], labels, sets)
+    assert calibration.label_scores is not None
+    np.testing.assert_array_equal(calibration.label_scores, expected)
+
+
+def test_without_labels_errors_and_scores_of_true_classes_are_left_out() -> None:
+    outputs, _ = draw_outputs()
+    calibration = calibrated(outputs, None)
+    assert calibration.wrong is None
+    assert calibration.label_scores is None
+    assert not calibration.has_labels
+    assert calibration.scores["entropy"].tolist() == outputs["entropy"].tolist()
+    assert calibration.predictions is not None
+
+
+def test_all_fields_of_the_source_are_stored() -> None:
+    outputs, labels = draw_outputs()
+    source = CalibrationSource(
+        split="mine",
+        data="photos",
+        data_sha256="1" * 64,
+        as_sent=AsSent(encodings=["jpeg:75-95"], form="mixture", seed=5),
+        observed={"jpeg 70-79, same size": N},
+        fingerprints=np.arange(N, dtype=np.uint64),
+        trimmed=0.05,
+    )
+    calibration = calibrate(outputs, labels, SPECS, GRID, source=source)
+    assert (calibration.split, calibration.data, calibration.data_sha256) == ("mine", "photos", "1" * 64)
+    assert (calibration.as_sent, calibration.observed) == (source.as_sent, source.observed)
+    assert calibration.trimmed == 0.05
+    assert calibration.fingerprints is not None
+    assert calibration.fingerprints.tolist() == list(range(N))
+
+
+# Several settings
+
+
+WORST = replace(SOURCE, as_sent=AsSent(encodings=["png", "jpeg:75", "gif"], form="worst", seed=0))
+
+
+def in_settings() -> tuple[dict[str, dict[str, NDArray[Any]]], NDArray[np.int64]]:
+    """Outputs in three settings, and the labels of the images."""
+    drawn = {name: draw_outputs(seed) for seed, name in enumerate(("png", "jpeg:75", "gif"))}
+    return {name: outputs for name, (outputs, _) in drawn.items()}, drawn["png"][1]
+
+
+@pytest.mark.parametrize("name", list(SPECS))
+def test_the_envelope_has_the_largest_of_the_sorted_uncertainties_in_both_directions(name: str) -> None:
+    settings, labels = in_settings()
+    calibration = calibrate_worst(settings, labels, SPECS, GRID, paired=["entropy"], source=WORST)
+    direction = SPECS[name].direction
+    columns = [np.sort(as_uncertainty(outputs[name], direction)) for outputs in settings.values()]
+    envelope = as_uncertainty(calibration.scores[name], direction)
+    assert envelope.tolist() == [max(values) for values in zip(*columns, strict=True)]
+    for column in columns:
+        for threshold in np.unique(envelope):
+            assert (column > threshold).sum() <= (envelope > threshold).sum()
+
+
+def test_every_setting_has_paired_scores_predictions_and_errors_in_the_order_of_the_images() -> None:
+    settings, labels = in_settings()
+    sets = SetMethod(method="raps")
+    calibration = calibrate_worst(settings, labels, SPECS, GRID, paired=["entropy"], source=WORST, sets=sets)
+    assert [one.encoding for one in calibration.settings] == list(settings)
+    for part, outputs in zip(calibration.settings, settings.values(), strict=True):
+        assert list(part.scores) == ["entropy"]
+        assert part.scores["entropy"].tolist() == outputs["entropy"].tolist()
+        assert part.predictions.tolist() == outputs["prediction"].tolist()
+        assert part.wrong == np.flatnonzero(outputs["prediction"] != labels).tolist()
+        assert part.label_scores is not None
+        np.testing.assert_array_equal(part.label_scores, label_scores(outputs["probabilities"], labels, sets))
+    assert calibration.wrong is None
+    assert calibration.predictions is None
+    assert calibration.label_scores is None
+    assert (calibration.n, calibration.has_labels) == (N, True)
+
+
+def test_settings_without_labels_have_no_errors() -> None:
+    settings, _ = in_settings()
+    calibration = calibrate_worst(settings, None, SPECS, GRID, paired=["entropy"], source=WORST)
+    assert [(one.wrong, one.label_scores) for one in calibration.settings] == 3 * [(None, None)]
+    assert not calibration.has_labels
+
+
+def test_non_finite_scores_in_any_setting_are_refused_with_their_name() -> None:
+    settings, labels = in_settings()
+    settings["gif"]["max_probability"][7] = np.nan
+    with pytest.raises(DataError, match=r"^1 of 200 calibration images have no finite max_probability\.$"):
+        calibrate_worst(settings, labels, SPECS, GRID, paired=["entropy"], source=WORST)
+
+
 # The grid of trust thresholds
 
 
@@ -131,7 +241,7 @@ def test_a_fit_split_without_finite_scores_is_refused(values: list[float]) -> No
 
 def test_the_reference_has_quantiles_and_class_shares() -> None:
     outputs, _ = draw_outputs()
-    result = reference(outputs, SPECS, classes=4)
+    result = reference([outputs], SPECS, classes=4)
     assert result.levels == list(REFERENCE_LEVELS)
     assert list(result.quantiles) == list(SPECS)
     for name, quantiles in result.quantiles.items():
@@ -142,3 +252,9 @@ def test_the_reference_has_quantiles_and_class_shares() -> None:
     counts = [outputs["prediction"].tolist().count(index) for index in range(4)]
     assert result.class_shares == [count / N for count in counts]
     assert counts[3] == 0
+
+
+def test_the_reference_of_several_settings_is_that_of_all_images_together() -> None:
+    samples = [draw_outputs(seed)[0] for seed in (0, 1)]
+    together = {name: np.concatenate([outputs[name] for outputs in samples]) for name in samples[0]}
+    assert reference(samples, SPECS, classes=3) == reference([together], SPECS, classes=3)

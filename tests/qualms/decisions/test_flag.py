@@ -135,7 +135,7 @@ def test_an_extremely_small_target_is_refused(target_fpr: float, guarantee: Guar
 
 
 def test_an_unknown_guarantee_is_refused_with_the_accepted_ones() -> None:
-    with pytest.raises(OperatingPointError, match="'certain' is unknown; accepted are confident and marginal"):
+    with pytest.raises(OperatingPointError, match="'certain' is unknown; accepted are confident, marginal, by-class"):
         rank(1_000, 0.05, "certain")  # type: ignore[arg-type]
 
 

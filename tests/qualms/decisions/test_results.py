@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import GraphRunner, Outputs
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
+from qualms.decisions.prediction_sets import EMPTY
 from qualms.decisions.results import Result, ResultBuilder, ResultRow
 from qualms.decisions.verdicts import Decider, Rule, Verdicts, decide
 from qualms.errors import BundleError, ExplanationError
@@ -70,10 +71,14 @@ SCHEMA = Result.model_json_schema()
 ALL_PATHS = paths_of_schema(SCHEMA, SCHEMA["$defs"])
 
 
-def test_with_refusal_and_explanation_every_field_of_the_schema_has_a_value_in_its_order(
+EVERYTHING = OperatingPoint(guarantee="by-class", coverage=0.9)
+"""an operating point whose results have all optional fields but the explanation"""
+
+
+def test_if_everything_is_requested_every_field_of_the_schema_has_a_value_in_its_order(
     refusing: Manifest, outputs: dict[str, NDArray[Any]]
 ) -> None:
-    rows, documents = build(refusing, outputs, explain=True)
+    rows, documents = build(refusing, outputs, EVERYTHING, explain=True)
     assert [len(row) for row in rows] == N * [len(ALL_PATHS)]
     for document in documents:
         assert paths_of(document) == ALL_PATHS
@@ -82,19 +87,64 @@ def test_with_refusal_and_explanation_every_field_of_the_schema_has_a_value_in_i
 
 
 @pytest.mark.parametrize(("which", "refused"), [("manifest", False), ("refusing", True)])
+@pytest.mark.parametrize("by_class", [False, True])
+@pytest.mark.parametrize("with_set", [False, True])
 @pytest.mark.parametrize("explain", [False, True])
-def test_only_the_refusal_and_the_explanation_may_be_omitted(
-    request: pytest.FixtureRequest, outputs: dict[str, NDArray[Any]], which: str, refused: bool, explain: bool
+def test_only_refusal_group_prediction_set_and_explanation_may_be_omitted(
+    request: pytest.FixtureRequest,
+    outputs: dict[str, NDArray[Any]],
+    which: str,
+    refused: bool,
+    by_class: bool,
+    with_set: bool,
+    explain: bool,
 ) -> None:
-    rows, documents = build(request.getfixturevalue(which), outputs, explain=explain)
-    expected = [
-        path
-        for path in ALL_PATHS
-        if (refused or path != "trust.refusal") and (explain or not path.startswith("explanation"))
-    ]
+    point = OperatingPoint(guarantee="by-class" if by_class else None, coverage=0.9 if with_set else None)
+    rows, documents = build(request.getfixturevalue(which), outputs, point, explain=explain)
+    optional = {"trust.refusal": refused, "ood.group": by_class, "prediction_set": with_set, "explanation": explain}
+    left_out = tuple(path for path, present in optional.items() if not present)
+    expected = [path for path in ALL_PATHS if not path.startswith(left_out)]
     assert [len(row) for row in rows] == N * [len(expected)]
     assert [paths_of(document) for document in documents] == N * [expected]
     assert all(("explanation" in document) == explain for document in documents)
+    assert all(("prediction_set" in document) == with_set for document in documents)
+
+
+def test_a_prediction_set_has_the_labels_of_its_classes_or_a_note(
+    manifest: Manifest, outputs: dict[str, NDArray[Any]]
+) -> None:
+    outputs["probabilities"] = np.array(
+        [[0.2, 0.7, 0.1], [0.34, 0.33, 0.33], [0.5, 0.0, 0.5], [0.1, 0.3, 0.6]], np.float32
+    )
+    calibration = manifest.calibration.model_copy(update={"label_scores": np.full(400, -0.35, np.float32)})
+    changed = manifest.model_copy(update={"calibration": calibration})
+    sets = [document["prediction_set"] for document in build(changed, outputs, OperatingPoint(coverage=0.9))[1]]
+    assert [one["labels"] for one in sets] == [["crab"], [], ["bee", "dove"], ["dove"]]
+    assert [(one["coverage"], one["method"]) for one in sets] == N * [(0.9, "lac")]
+    assert [one["note"] for one in sets] == [None, EMPTY, None, None]
+
+
+def test_with_thresholds_by_class_a_result_has_the_threshold_and_the_images_of_its_class(
+    manifest: Manifest, outputs: dict[str, NDArray[Any]]
+) -> None:
+    predictions = np.repeat([0, 1, 2], [300, 60, 40]).astype(np.int32)
+    scores = {**manifest.calibration.scores, "fused": np.arange(400, dtype=np.float32)}
+    calibration = manifest.calibration.model_copy(update={"predictions": predictions, "scores": scores})
+    changed = manifest.model_copy(update={"calibration": calibration})
+    outputs["prediction"] = np.array([0, 1, 2, 0])
+    outputs["fused"] = np.array([250, 350, 390, 299], np.float32)
+    point = OperatingPoint(target_fpr=0.05, guarantee="by-class")
+    ood = [document["ood"] for document in build(changed, outputs, point)[1]]
+    first, pool = {"classes": ["bee"], "n": 300}, {"classes": ["crab", "dove"], "n": 100}
+    assert [one["group"] for one in ood] == [first, pool, pool, first]
+    # Of 300 images the confident rule uses the 9th largest score, of 100 images the 2nd.
+    assert [one["threshold"] for one in ood] == [291, 398, 398, 291]
+    assert [one["flag"] for one in ood] == [False, False, False, True]
+    assert [one["p_value"] for one in ood] == [51 / 301, 51 / 101, 11 / 101, 2 / 301]
+    assert {one["guarantee_text"] for one in ood} == {
+        "at most 5 % of images predicted as one class are flagged, for 95 % of calibration sets, for images like the "
+        "stored calibration images"
+    }
 
 
 def test_an_explanation_has_the_flag_terms_and_the_distribution_of_the_meta_model(
@@ -125,7 +175,11 @@ def test_results_of_an_earlier_model_cannot_be_explained(earlier_manifest: Manif
 def test_every_document_validates_as_a_result(
     manifest: Manifest, refusing: Manifest, outputs: dict[str, NDArray[Any]]
 ) -> None:
-    for document in (*build(manifest, outputs)[1], *build(refusing, outputs)[1]):
+    for document in (
+        *build(manifest, outputs)[1],
+        *build(refusing, outputs)[1],
+        *build(refusing, outputs, EVERYTHING, explain=True)[1],
+    ):
         result = Result.model_validate(document)
         assert result.model_dump(exclude_unset=True).keys() == document.keys()
 
@@ -159,6 +213,8 @@ def test_values_are_those_of_their_own_row(manifest: Manifest, outputs: dict[str
             "p_value": verdicts.p_values[row],
             "target_fpr": 0.3,
             "guarantee": "marginal",
+            "guarantee_text": "at most 30 % of in-distribution images are flagged, on average over calibration sets, "
+            "for images like the stored calibration images",
         }
         assert document["trust"] == {
             "accept": bool(verdicts.accepts[row]),

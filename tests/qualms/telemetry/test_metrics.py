@@ -1,12 +1,14 @@
 """Prometheus metrics: histograms, counters per batch and per request, and the text formats."""
 
 import math
+import re
 import shutil
 import subprocess
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,9 +21,16 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Manifest
-from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT
 from qualms.decisions.verdicts import Decider, decide
-from qualms.telemetry.metrics import P_VALUES, Histogram, ModelMetrics, ServiceMetrics, expose
+from qualms.images.observed import ObservedEncoding, all_observed
+from qualms.telemetry.metrics import (
+    P_VALUES,
+    Histogram,
+    ModelMetrics,
+    ServiceMetrics,
+    calibrated_encodings,
+    expose,
+)
 from qualms.web.predict import REASONS, STATUSES
 from qualms.web.state import ServiceState
 
@@ -30,6 +39,7 @@ OOD_COLOURS = ((128, 64, 0), (255, 255, 0), (64, 0, 0))
 """colours far from those of the calibration images"""
 PROVIDER = "CPUExecutionProvider"
 Draw = Callable[[int, int], NDArray[np.uint8]]
+OutputsAsSent = Mapping[str, dict[str, NDArray[Any]]]
 
 
 def series(text: str) -> dict[str, float]:
@@ -83,8 +93,9 @@ def registry() -> CollectorRegistry:
 
 def test_all_series_exist_at_zero_before_the_first_request(registry: CollectorRegistry, bundle: Bundle) -> None:
     ServiceMetrics(registry, STATUSES, REASONS)
-    rule = Decider(bundle.manifest).rule(DEFAULT_OPERATING_POINT)
-    ModelMetrics(registry, bundle, rule, PROVIDER)
+    decider = Decider(bundle.manifest)
+    rule = decider.rule()
+    ModelMetrics(registry, bundle, decider, PROVIDER)
     values = series(expose(registry, "")[0].decode())
     constants = {
         "qualms_ood_rate_bound": rule.flag.rate_bound,
@@ -111,8 +122,9 @@ def test_all_series_exist_at_zero_before_the_first_request(registry: CollectorRe
 def test_a_batch_is_counted_at_the_default_operating_point(
     registry: CollectorRegistry, bundle: Bundle, runner: Callable[..., dict[str, NDArray[Any]]], draw_images: Draw
 ) -> None:
-    rule = Decider(bundle.manifest).rule(DEFAULT_OPERATING_POINT)
-    metrics = ModelMetrics(registry, bundle, rule, PROVIDER)
+    decider = Decider(bundle.manifest)
+    rule = decider.rule()
+    metrics = ModelMetrics(registry, bundle, decider, PROVIDER)
     ood_images = np.array([np.full((6, 5, 3), colour, np.uint8) for colour in OOD_COLOURS])
     expected: Counter[str] = Counter()
     for seed, count in ((1, 20), (2, 5)):
@@ -140,8 +152,9 @@ def test_p_values_of_calibration_images_are_uniform(
     registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
 ) -> None:
     """The dashboards detect drift by this: one twentieth of in-distribution images is in each bucket."""
-    rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
-    metrics = ModelMetrics(registry, bundle, rule, PROVIDER)
+    decider = Decider(manifest)
+    rule = decider.rule()
+    metrics = ModelMetrics(registry, bundle, decider, PROVIDER)
     outputs: dict[str, NDArray[Any]] = dict(manifest.calibration.scores)
     outputs["prediction"] = np.zeros(manifest.calibration.n, np.int64)
     metrics.observe(outputs, decide(rule, outputs), [(len(outputs["prediction"]), 0.1)])
@@ -155,8 +168,9 @@ def test_p_values_of_calibration_images_are_uniform(
 def test_pending_batches_are_counted_once_when_the_registry_is_read(
     registry: CollectorRegistry, bundle: Bundle, manifest: Manifest, batches: int
 ) -> None:
-    rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
-    metrics = ModelMetrics(registry, bundle, rule, PROVIDER)
+    decider = Decider(manifest)
+    rule = decider.rule()
+    metrics = ModelMetrics(registry, bundle, decider, PROVIDER)
     outputs: dict[str, NDArray[Any]] = {name: values[:2] for name, values in manifest.calibration.scores.items()}
     outputs["prediction"] = np.zeros(2, np.int64)
     for _ in range(batches):
@@ -171,8 +185,9 @@ def test_pending_batches_are_bounded_if_the_registry_is_never_read(
     registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
 ) -> None:
     """A service without a scraper must not hold the outputs of all its batches."""
-    rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
-    metrics = ModelMetrics(registry, bundle, rule, PROVIDER)
+    decider = Decider(manifest)
+    rule = decider.rule()
+    metrics = ModelMetrics(registry, bundle, decider, PROVIDER)
     held = []
     for _ in range(100):
         outputs = {name: values[:2].copy() for name, values in manifest.calibration.scores.items()}
@@ -187,13 +202,15 @@ def test_reference_histograms_equal_those_of_the_calibration_images(
     registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
 ) -> None:
     """Both treat ties, rounding and bucket bounds alike, so that any difference comes from the traffic."""
-    rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
-    metrics = ModelMetrics(registry, bundle, rule, PROVIDER)
+    decider = Decider(manifest)
+    rule = decider.rule()
+    metrics = ModelMetrics(registry, bundle, decider, PROVIDER)
     outputs: dict[str, NDArray[Any]] = dict(manifest.calibration.scores)
     outputs["prediction"] = np.zeros(manifest.calibration.n, np.int64)
     metrics.observe(outputs, decide(rule, outputs), [(len(outputs["prediction"]), 0.1)])
     values = series(expose(registry, "")[0].decode())
     for name in ("p_value", "total_uncertainty", "epistemic_uncertainty"):
+        assert total(values, f"qualms_{name}_reference_count") == manifest.calibration.n
         live = {key: value for key, value in values.items() if key.startswith(f"qualms_{name}_bucket")}
         assert live
         assert max(live.values()) == manifest.calibration.n
@@ -201,10 +218,162 @@ def test_reference_histograms_equal_those_of_the_calibration_images(
             assert values[key.replace("_bucket", "_reference_bucket")] == value, key
 
 
+def cumulative(values: dict[str, float], name: str) -> list[float]:
+    """The cumulative counts of a histogram of p-values, in the order of its bounds."""
+    return [total(values, f"{name}_bucket", le=str(bound)) for bound in P_VALUES]
+
+
+def test_the_two_references_of_p_values_are_equal_with_one_setting(
+    registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
+) -> None:
+    ModelMetrics(registry, bundle, Decider(manifest), PROVIDER)
+    values = series(expose(registry, "")[0].decode())
+    upper, lower = (cumulative(values, f"qualms_p_value_reference{end}") for end in ("", "_lower"))
+    assert upper == lower
+    assert upper[-1] == 400
+
+
+def test_the_p_values_of_every_setting_and_mixture_are_between_the_references(
+    registry: CollectorRegistry, bundle: Bundle, worst_manifest: Manifest, outputs_as_sent: OutputsAsSent
+) -> None:
+    worst, decider = replace(bundle, manifest=worst_manifest), Decider(worst_manifest)
+    ModelMetrics(registry, worst, decider, PROVIDER)
+    values = series(expose(registry, "")[0].decode())
+    upper, lower = (np.array(cumulative(values, f"qualms_p_value_reference{end}")) for end in ("", "_lower"))
+    by_setting = []
+    for outputs in outputs_as_sent.values():
+        found = decide(decider.rule(), outputs).p_values
+        by_setting.append(np.array([(found <= bound).sum() for bound in P_VALUES]))
+    np.testing.assert_array_equal(upper, np.max(by_setting, axis=0))
+    np.testing.assert_array_equal(lower, np.min(by_setting, axis=0))
+    mixture = np.mean(by_setting, axis=0)
+    assert ((lower <= mixture) & (mixture <= upper)).all()
+    assert (lower < upper).any()
+    assert (
+        total(values, "qualms_p_value_reference_count") == total(values, "qualms_p_value_reference_lower_count") == 400
+    )
+
+
+def test_the_references_of_uncertainties_have_the_quantiles_of_all_settings(
+    registry: CollectorRegistry, bundle: Bundle, worst_manifest: Manifest, outputs_as_sent: OutputsAsSent
+) -> None:
+    ModelMetrics(registry, replace(bundle, manifest=worst_manifest), Decider(worst_manifest), PROVIDER)
+    values = series(expose(registry, "")[0].decode())
+    entropy = np.concatenate([outputs["entropy"] for outputs in outputs_as_sent.values()])
+    assert total(values, "qualms_total_uncertainty_reference_count") == 400
+    for family in parse_text(expose(registry, "")[0].decode()):
+        for sample in family.samples:
+            if sample.name == "qualms_total_uncertainty_reference_bucket" and sample.labels["le"] != "+Inf":
+                share = (entropy <= float(sample.labels["le"])).mean()
+                assert sample.value / 400 == pytest.approx(share, abs=0.01)
+
+
+# Encodings
+
+
+def encodings_of(values: dict[str, float]) -> dict[tuple[str, ...], float]:
+    """The number of images by format, quality, size and whether it is calibrated, where it is not zero."""
+    names = ("format", "quality", "size", "calibrated")
+    counts = {}
+    for key, value in values.items():
+        if key.startswith("qualms_images_total[") and value:
+            labels = dict(re.findall(r"\('(\w+)', '([^']*)'\)", key))
+            counts[tuple(labels[name] for name in names)] = value
+    return counts
+
+
+def calibrated(manifest: Manifest, encoding: ObservedEncoding) -> str:
+    """The label `calibrated` of images in an encoding."""
+    registry = CollectorRegistry()
+    bundle = Bundle(Path("tiny.onnx"), manifest, b"", "0" * 64)
+    ModelMetrics(registry, bundle, Decider(manifest), PROVIDER).count_encodings([encoding])
+    ((*_, label),) = encodings_of(series(expose(registry, "")[0].decode()))
+    return label
+
+
+def test_images_are_counted_by_their_encoding(registry: CollectorRegistry, bundle: Bundle) -> None:
+    metrics = ModelMetrics(registry, bundle, Decider(bundle.manifest), PROVIDER)
+    jpeg, png = ObservedEncoding("jpeg", "70-79", "larger"), ObservedEncoding("png", "lossless", "same")
+    metrics.count_encodings([jpeg, png, jpeg])
+    metrics.count_encodings([png, jpeg])
+    assert encodings_of(series(expose(registry, "")[0].decode())) == {
+        ("jpeg", "70-79", "larger", "false"): 3,
+        ("png", "lossless", "same", "true"): 2,
+    }
+
+
+def test_every_encoding_has_exactly_one_series_from_the_start(registry: CollectorRegistry, bundle: Bundle) -> None:
+    metrics = ModelMetrics(registry, bundle, Decider(bundle.manifest), PROVIDER)
+    values = series(expose(registry, "")[0].decode())
+    assert sum(key.startswith("qualms_images_total[") for key in values) == len(all_observed())
+    metrics.count_encodings(all_observed())
+    counts = encodings_of(series(expose(registry, "")[0].decode()))
+    assert set(counts.values()) == {1}
+    assert {key[:3] for key in counts} == set(all_observed())
+
+
+def test_all_lossless_formats_of_a_calibrated_size_are_calibrated(manifest: Manifest) -> None:
+    for name in ("pixels", "png", "bmp", "tiff", "webp"):
+        assert calibrated(manifest, ObservedEncoding(name, "lossless", "same")) == "true"
+        assert calibrated(manifest, ObservedEncoding(name, "lossless", "larger")) == "false"
+    assert calibrated(manifest, ObservedEncoding("webp", "lossy", "same")) == "false"
+
+
+@pytest.mark.parametrize(("count", "label"), [(3, "false"), (4, "true"), (400, "true")])
+def test_an_encoding_is_calibrated_from_one_percent_of_the_images_on(
+    manifest: Manifest, count: int, label: str
+) -> None:
+    observed = {"lossless, same size": 400 - count, "jpeg 70-79, same size": count}
+    calibration = manifest.calibration.model_copy(update={"observed": observed})
+    changed = manifest.model_copy(update={"calibration": calibration})
+    assert calibrated(changed, ObservedEncoding("jpeg", "70-79", "same")) == label
+
+
+def test_without_recorded_encodings_it_is_unknown_whether_an_image_is_calibrated(earlier_manifest: Manifest) -> None:
+    assert calibrated_encodings(earlier_manifest) is None
+    assert calibrated(earlier_manifest, ObservedEncoding("png", "lossless", "same")) == "unknown"
+
+
+def test_all_settings_of_the_form_worst_are_calibrated(worst_manifest: Manifest) -> None:
+    assert calibrated_encodings(worst_manifest) == frozenset({"lossless, same size", "jpeg 70-79, same size"})
+    assert calibrated(worst_manifest, ObservedEncoding("jpeg", "70-79", "same")) == "true"
+    assert calibrated(worst_manifest, ObservedEncoding("jpeg", "80-89", "same")) == "false"
+
+
+def test_by_class_the_gauges_are_those_of_all_classes(
+    registry: CollectorRegistry, bundle: Bundle, manifest: Manifest
+) -> None:
+    operating = manifest.operating.model_copy(update={"guarantee": "by-class", "target_fpr": 0.05})
+    calibration = manifest.calibration.model_copy(update={"predictions": np.arange(400, dtype=np.int32) % 3})
+    changed = manifest.model_copy(update={"operating": operating, "calibration": calibration})
+    decider = Decider(changed)
+    ModelMetrics(registry, replace(bundle, manifest=changed), decider, PROVIDER)
+    flags = decider.rule().classes
+    assert flags is not None
+    bounds = [group.rate_bound for group in flags.groups]
+    assert len(bounds) == 3
+    assert registry.get_sample_value("qualms_ood_rate_bound", MODEL) == max(bounds)
+    assert registry.get_sample_value("qualms_ood_target_rate", MODEL) == 0.05
+    assert registry.get_sample_value("qualms_calibration_images", MODEL) == 400
+
+
+def test_images_that_are_missing_in_the_score_log_are_a_gauge(registry: CollectorRegistry, bundle: Bundle) -> None:
+    metrics = ModelMetrics(registry, bundle, Decider(bundle.manifest), PROVIDER)
+    assert registry.get_sample_value("qualms_score_log_dropped_images", MODEL) is None
+    dropped = [3]
+    metrics.count_dropped(lambda: dropped[0])
+    assert registry.get_sample_value("qualms_score_log_dropped_images", MODEL) == 3
+    dropped[0] = 5
+    assert registry.get_sample_value("qualms_score_log_dropped_images", MODEL) == 5
+    metrics.close()
+    assert expose(registry, "")[0] == b""
+
+
 def test_more_than_100_classes_share_one_label(registry: CollectorRegistry, bundle: Bundle, manifest: Manifest) -> None:
     many = manifest.model_copy(update={"classes": [f"class {index}" for index in range(101)]})
-    rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
-    metrics = ModelMetrics(registry, replace(bundle, manifest=many), rule, PROVIDER)
+    decider = Decider(manifest)
+    rule = decider.rule()
+    metrics = ModelMetrics(registry, replace(bundle, manifest=many), decider, PROVIDER)
     outputs: dict[str, NDArray[Any]] = {name: values[:4] for name, values in manifest.calibration.scores.items()}
     outputs["prediction"] = np.array([0, 7, 100, 100])
     metrics.observe(outputs, decide(rule, outputs), [(len(outputs["prediction"]), 0.1)])
@@ -218,18 +387,18 @@ def test_a_negative_reference_quantile_does_not_remove_the_sum(
 ) -> None:
     quantiles = {name: [-1e-9, *values[1:]] for name, values in manifest.reference.quantiles.items()}
     rounded = manifest.model_copy(update={"reference": manifest.reference.model_copy(update={"quantiles": quantiles})})
-    rule = Decider(manifest).rule(DEFAULT_OPERATING_POINT)
-    ModelMetrics(registry, replace(bundle, manifest=rounded), rule, PROVIDER)
+    decider = Decider(manifest)
+    ModelMetrics(registry, replace(bundle, manifest=rounded), decider, PROVIDER)
     assert registry.get_sample_value("qualms_epistemic_uncertainty_count", MODEL) == 0
     assert registry.get_sample_value("qualms_total_uncertainty_sum", MODEL) == 0
 
 
 def test_closing_a_model_removes_its_series(registry: CollectorRegistry, bundle: Bundle) -> None:
-    rule = Decider(bundle.manifest).rule(DEFAULT_OPERATING_POINT)
-    metrics = ModelMetrics(registry, bundle, rule, PROVIDER)
+    decider = Decider(bundle.manifest)
+    metrics = ModelMetrics(registry, bundle, decider, PROVIDER)
     metrics.close()
     assert expose(registry, "")[0] == b""
-    ModelMetrics(registry, bundle, rule, PROVIDER)
+    ModelMetrics(registry, bundle, decider, PROVIDER)
 
 
 # Requests
@@ -307,6 +476,7 @@ def test_counters_add_up_to_the_requests_sent(
     assert total(values, "qualms_batch_size_bucket", le="8.0") == 41
     assert total(values, "qualms_batch_size_bucket", le="4.0") == 37
     assert total(values, "qualms_queue_depth") == 0
+    assert encodings_of(values) == {("png", "lossless", "same", "true"): 65}
     others = {("health", "200"): 2, ("models", "200"): 3, ("models", "404"): 4, ("docs", "200"): 1, ("other", "404"): 5}
     for (route, code), count in others.items():
         ready = total(values, "qualms_requests_total", route=route, code=code)

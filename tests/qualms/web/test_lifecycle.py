@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from qualms.bundle.file import Bundle, write_bundle
 from qualms.bundle.manifest import Manifest
+from qualms.images.fingerprints import fingerprints
 
 TIMEOUT = 30.0
 Process = subprocess.Popen[str]
@@ -149,6 +150,33 @@ def test_a_damaged_file_is_one_sentence_and_exit_code_2(service_process: Start, 
     assert code == 2
     assert stderr.startswith(f"qualms: {damaged}")
     assert stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_scores_of_served_images_are_in_the_score_log_after_the_service_has_stopped(
+    service_process: Start, bundle: Bundle, encode: Callable[..., bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "folder" / "scores.jsonl"
+    images = np.random.default_rng(62).integers(0, 256, (5, 6, 5, 3), np.uint8)
+    process, url = service_process(score_log=path, score_log_images=100, drain_seconds=0)
+    results = [predict(url, encode(image)).json()["results"][0] for image in images]
+    assert "qualms_score_log_dropped_images{" in get(f"{url}/metrics").text
+    process.send_signal(signal.SIGTERM)
+    assert finished(process)[0] == 0
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["prediction"] for line in lines] == [result["prediction"]["index"] for result in results]
+    assert [line["scores"]["fused"] for line in lines] == [result["ood"]["value"] for result in results]
+    assert [line["image"] for line in lines] == [f"{one:016x}" for one in fingerprints(images).tolist()]
+    assert {line["graph"] for line in lines} == {bundle.manifest.graph_sha256}
+    assert all(set(line["scores"]) == set(bundle.manifest.scores) for line in lines)
+
+
+@pytest.mark.slow
+def test_a_score_log_that_cannot_be_written_is_one_sentence_and_exit_code_2(
+    service_process: Start, tmp_path: Path
+) -> None:
+    code, stderr = finished(service_process(score_log=tmp_path, ready=False)[0])
+    assert (code, stderr) == (2, f"qualms: The score log {tmp_path} is not a file; give another path.\n")
 
 
 @pytest.mark.slow

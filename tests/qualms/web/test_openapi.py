@@ -55,6 +55,11 @@ def test_openmetrics_agrees_with_the_document(client: httpx.Client, openapi: dic
         ({}, 200),
         ({"params": "score=precision&target_fpr=0.3&guarantee=marginal&target_risk=0.2"}, 200),
         ({"params": "explain=true"}, 200),
+        ({"params": "coverage=0.9"}, 200),
+        ({"params": "coverage=0.01"}, 200),
+        ({"params": "guarantee=by-class&target_fpr=0.05"}, 200),
+        ({"params": "guarantee=by-class&target_fpr=0.05&coverage=0.5&explain=true"}, 200),
+        ({"params": "coverage=0.9999"}, 422),
         ({"content": b""}, 400),
         ({"content": bytes(5001)}, 413),
         ({"content": b"?"}, 415),
@@ -96,6 +101,29 @@ def test_a_trust_refusal_agrees_with_the_document(
     assert response.json()["results"][0]["trust"]["accept"] is None
     check(openapi, response, "/predict", "post")
     check(openapi, client.get("/models/tiny"), "/models/{name}", "get")
+
+
+@pytest.mark.parametrize("which", ["worst_manifest", "unlabelled_manifest", "kept_manifest"])
+def test_replies_of_other_calibrations_agree_with_the_document(
+    start_service: Callable[..., httpx.Client],
+    openapi: dict[str, Any],
+    tmp_path: Any,
+    graph: bytes,
+    request: pytest.FixtureRequest,
+    which: str,
+) -> None:
+    client = start_service(write_bundle(tmp_path / "tiny.onnx", graph, request.getfixturevalue(which)).path)
+    response = client.post("/predict", json={"images": [[[1, 2], [3, 4]]]})
+    assert response.status_code == 200
+    check(openapi, response, "/predict", "post")
+    for path in ("/models", "/models/tiny"):
+        check(openapi, client.get(path), path.replace("tiny", "{name}"), "get")
+
+
+def test_the_document_describes_the_values_of_coverage_and_guarantee(openapi: dict[str, Any]) -> None:
+    parameters = {one["name"]: one["schema"] for one in openapi["paths"]["/predict"]["post"]["parameters"]}
+    assert parameters["guarantee"] == {"type": "string", "enum": ["confident", "marginal", "by-class"]}
+    assert parameters["coverage"] == {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
 
 
 def test_replies_while_draining_agree_with_the_document(

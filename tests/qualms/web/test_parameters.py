@@ -14,12 +14,12 @@ from qualms.web.reply import DEFAULT_QUERY, Query
 
 
 def test_no_query_selects_the_default_operating_point_without_explanation() -> None:
-    assert parse_query(b"") is DEFAULT_QUERY == Query(OperatingPoint(None, None, None, None), explain=False)
+    assert parse_query(b"") is DEFAULT_QUERY == Query(OperatingPoint(None, None, None, None, None), explain=False)
 
 
 def test_parameters_are_accepted_in_any_order() -> None:
-    query = parse_query(b"target_risk=1e-2&explain=true&guarantee=marginal&score=entropy&target_fpr=%30.05")
-    assert query == Query(OperatingPoint("entropy", 0.05, "marginal", 0.01), explain=True)
+    query = parse_query(b"target_risk=1e-2&explain=true&guarantee=by-class&coverage=.9&score=entropy&target_fpr=%30.05")
+    assert query == Query(OperatingPoint("entropy", 0.05, "by-class", 0.01, 0.9), explain=True)
 
 
 @pytest.mark.parametrize(("text", "explain"), [("true", True), ("false", False)])
@@ -37,7 +37,7 @@ def test_all_decimal_notations_of_a_number_are_accepted(text: str) -> None:
     assert parse_query(f"target_fpr={text.replace('+', '%2B')}".encode()).point.target_fpr == 0.5
 
 
-@pytest.mark.parametrize("name", ["target_fpr", "target_risk"])
+@pytest.mark.parametrize("name", ["target_fpr", "target_risk", "coverage"])
 @pytest.mark.parametrize(
     "text", ["0", "1", "-0.1", "1.5", "nan", "inf", "1e999", "", "abc", "0_1", "1e-999", "0." + "0" * 40 + "1", "٠.٥"]
 )
@@ -52,14 +52,20 @@ def test_a_rate_that_is_not_a_number_between_0_and_1_is_422(name: str, text: str
 @pytest.mark.parametrize(
     ("query", "field", "detail"),
     [
-        (b"targetfpr=0.1", "targetfpr", "unknown; accepted: score, target_fpr, guarantee, target_risk, explain"),
+        (
+            b"targetfpr=0.1",
+            "targetfpr",
+            "unknown; accepted: score, target_fpr, guarantee, target_risk, coverage, explain",
+        ),
         (b"score=entropy&score=entropy", "score", "more than once"),
-        (b"guarantee=sure", "guarantee", "accepted: confident or marginal"),
-        (b"guarantee=", "guarantee", "accepted: confident or marginal"),
+        (b"guarantee=sure", "guarantee", "accepted: confident, marginal, by-class"),
+        (b"guarantee=", "guarantee", "accepted: confident, marginal, by-class"),
         (b"explain=1", "explain", "explain is '1'; accepted: true or false."),
         (b"explain=", "explain", "accepted: true or false"),
         (b"explain=True", "explain", "accepted: true or false"),
         (b"explain=true&explain=true", "explain", "more than once"),
+        (b"guarantee=by_class", "guarantee", "accepted: confident, marginal, by-class"),
+        (b"coverage=0.9&coverage=0.9", "coverage", "more than once"),
         (b"score=", "score", "accepted: the name of"),
         (b"score=a%20b", "score", "accepted: the name of"),
         (b"score", None, "name=value"),

@@ -6,6 +6,7 @@ import re
 import threading
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +15,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from qualms.bundle.file import Bundle
+from qualms.bundle.file import Bundle, write_bundle
+from qualms.bundle.manifest import Manifest
+from qualms.decisions.calibration_set import CalibrationSet
 from qualms.errors import BundleError
 from qualms.images.preprocess import decode
 from qualms.inference.engine import Engine
@@ -271,16 +274,198 @@ def test_flagged_images_are_answered_with_200(client: httpx.Client, encode: Enco
     assert not any(result["trust"]["accept"] for result in values if result["ood"]["flag"])
 
 
+@pytest.mark.parametrize("coverage", [0.3, 0.9, 0.99])
+def test_a_coverage_adds_a_prediction_set_and_changes_nothing_else(
+    client: httpx.Client, encode: Encode, draw_images: Draw, bundle: Bundle, coverage: float
+) -> None:
+    files = [encode(image) for image in draw_images(26, 20)]
+    point = CalibrationSet(bundle.manifest).set_point(coverage)
+    plain = results(send_form(client, *files))
+    forms = [("images", (f"{index}.bin", data)) for index, data in enumerate(files)]
+    for result, before in zip(results(client.post(f"/predict?coverage={coverage}", files=forms)), plain, strict=True):
+        found = result.pop("prediction_set")
+        assert result == before
+        alpha = np.array(result["dirichlet"]["alpha"])
+        expected = [
+            bundle.manifest.classes[i] for i in np.argsort(-alpha) if -alpha[i] / alpha.sum() <= point.threshold
+        ]
+        assert found["labels"] == expected
+        assert (found["coverage"], found["method"]) == (coverage, "lac")
+        assert (found["note"] is None) == bool(expected)
+    assert "prediction_set" not in plain[0]
+
+
+def test_an_empty_prediction_set_is_returned_and_explained(client: httpx.Client) -> None:
+    """The classes of a black image are equally probable."""
+    (result,) = results(client.post("/predict?coverage=0.01", json={"images": [np.zeros((6, 5, 3), int).tolist()]}))
+    assert result["prediction_set"] == {
+        "labels": [],
+        "coverage": 0.01,
+        "method": "lac",
+        "note": "The set is empty: no class is as probable as the threshold, so the image is more ambiguous than the share of "
+        "images that this coverage leaves out.",
+    }
+
+
+def test_by_class_a_result_names_the_classes_that_share_its_threshold(
+    client: httpx.Client, manifest: Manifest, encode: Encode, draw_images: Draw
+) -> None:
+    """No calibration image is predicted as the first class, so it is pooled with the smaller of the others."""
+    predictions = manifest.calibration.predictions
+    assert predictions is not None
+    counts = np.bincount(predictions, minlength=3)
+    assert (counts[0], counts[1] >= 14) == (0, True)  # the confident rule needs 14 images for 20 %
+    files = [("images", ("a", encode(image))) for image in draw_images(27, 60)]
+    values = results(client.post("/predict?guarantee=by-class&target_fpr=0.2", files=files))
+    groups = {result["prediction"]["label"]: result["ood"]["group"] for result in values}
+    assert groups["dove"] == {"classes": ["dove"], "n": counts[2]}
+    assert groups["crab"] == {"classes": ["bee", "crab"], "n": counts[1]}
+    for result in values:
+        ood = result["ood"]
+        assert ood["flag"] == (ood["value"] > ood["threshold"])
+        assert ood["guarantee"] == "by-class"
+        assert ood["guarantee_text"].startswith("at most 20 % of images predicted as one class are flagged, ")
+    assert len({result["ood"]["threshold"] for result in values}) == 2
+    assert "group" not in results(client.post("/predict", files=files))[0]["ood"]
+
+
+def test_without_labels_a_requested_risk_or_coverage_is_422_and_the_default_has_a_refusal(
+    start_service: Start,
+    graph: bytes,
+    unlabelled_manifest: Manifest,
+    encode: Encode,
+    pixels: NDArray[np.uint8],
+    tmp_path: Path,
+) -> None:
+    client = start_service(write_bundle(tmp_path / "tiny.onnx", graph, unlabelled_manifest).path)
+    for name in ("target_risk", "coverage"):
+        reply = problem(send(client, encode(pixels), params={name: "0.1"}))
+        assert (reply.status, reply.field) == (422, name)
+        assert reply.detail.startswith("The calibration images have no labels, so no ")
+    (result,) = results(send(client, encode(pixels)))
+    assert (result["trust"]["accept"], result["trust"]["threshold"]) == (None, None)
+    assert result["trust"]["refusal"].startswith("The calibration images have no labels, so no error rate can be")
+    (model,) = client.get("/models").json()["models"]
+    assert model["calibration"]["labels"] is False
+    assert model["operating"]["trust"]["refusal"] == result["trust"]["refusal"]
+
+
+# Encodings
+
+
+def counted(client: httpx.Client) -> dict[tuple[str, str, str, str], int]:
+    """The number of images by format, quality, size and whether it is calibrated, where it is not zero."""
+    pattern = re.compile(
+        r'qualms_images_total\{calibrated="(.*?)",format="(.*?)",model.*?quality="(.*?)",size="(.*?)".*\} (.*)'
+    )
+    found = {}
+    for calibrated, name, quality, size, value in pattern.findall(client.get("/metrics").text):
+        if float(value):
+            found[name, quality, size, calibrated] = int(float(value))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [
+        ("PNG", {}, ("png", "lossless", "same", "true")),
+        ("JPEG", {"quality": 75}, ("jpeg", "70-79", "same", "false")),
+        ("JPEG", {"quality": 95, "progressive": True}, ("jpeg", "90-100", "same", "false")),
+        ("WEBP", {"lossless": True}, ("webp", "lossless", "same", "true")),
+        ("WEBP", {"quality": 80}, ("webp", "lossy", "same", "false")),
+        ("BMP", {}, ("bmp", "lossless", "same", "true")),
+        ("GIF", {}, ("gif", "palette", "same", "false")),
+        ("TIFF", {}, ("tiff", "lossless", "same", "true")),
+    ],
+)
+def test_images_of_every_kind_of_body_are_counted_by_their_encoding(
+    start_service: Start,
+    encode: Encode,
+    draw_images: Draw,
+    kind: str,
+    options: dict[str, Any],
+    expected: tuple[str, str, str, str],
+) -> None:
+    """Some formats are decoded on the event loop and others in the pool."""
+    client = start_service()
+    data = encode(draw_images(28, 1)[0], kind, **options)
+    results(send(client, data))
+    assert counted(client) == {expected: 1}
+    results(send_form(client, data, data))
+    results(send_json(client, base64.b64encode(data).decode()))
+    assert counted(client) == {expected: 4}
+
+
+def test_pixels_and_sizes_are_counted_whether_they_are_decoded_in_the_pool_or_not(
+    start_service: Start, encode: Encode, decode_threads: list[str]
+) -> None:
+    client = start_service()
+    results(send_json(client, np.zeros((6, 5), int).tolist(), np.zeros((3, 4), int).tolist()))
+    results(send_json(client, np.zeros((120, 100), int).tolist()))
+    results(send(client, encode(np.zeros((97, 96), np.uint8))))
+    results(send(client, encode(np.zeros((400, 300, 3), np.uint8), "JPEG", quality=30)))
+    assert [name.startswith("qualms-decode") for name in decode_threads] == [False, True, True, True]
+    assert counted(client) == {
+        ("pixels", "lossless", "same", "true"): 1,
+        ("pixels", "lossless", "smaller", "false"): 1,
+        ("pixels", "lossless", "larger", "false"): 1,
+        ("png", "lossless", "larger", "false"): 1,
+        ("jpeg", "1-49", "larger", "false"): 1,
+    }
+
+
+def test_images_of_refused_requests_are_not_counted(
+    start_service: Start, encode: Encode, pixels: NDArray[np.uint8]
+) -> None:
+    client = start_service()
+    good = encode(pixels)
+    assert send(client, good[:40]).status_code == 400
+    assert send_form(client, good, b"nonsense").status_code == 415
+    assert send(client, good, params="coverage=0.9999").status_code == 422
+    assert counted(client) == {}
+
+
+# The score log
+
+
+def test_the_scores_of_all_served_images_are_logged_whatever_the_operating_point(
+    start_service: Start, encode: Encode, draw_images: Draw, until: Until, tmp_path: Path
+) -> None:
+    path = tmp_path / "scores.jsonl"
+    client = start_service(score_log=str(path), max_batch=2)
+    files = [encode(image) for image in draw_images(29, 5)]
+    values = results(send_form(client, *files))
+    values += results(send(client, files[0], params="score=entropy&target_fpr=0.3"))
+    assert send(client, b"?").status_code == 415
+    until(lambda: path.read_bytes().count(b"\n") == 6)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["prediction"] for line in lines] == [result["prediction"]["index"] for result in values]
+    assert [line["scores"]["fused"] for line in lines[:5]] == [result["ood"]["value"] for result in values[:5]]
+    assert lines[5]["scores"]["entropy"] == values[5]["ood"]["value"]
+    assert lines[5]["image"] == lines[0]["image"]
+    assert 'qualms_score_log_dropped_images{model="tiny",version="1.2"} 0.0' in client.get("/metrics").text
+
+
+def test_without_a_score_log_there_is_no_metric_of_it(client: httpx.Client) -> None:
+    assert "qualms_score_log" not in client.get("/metrics").text
+
+
+# Invalid operating points
+
+
 @pytest.mark.parametrize(
     ("query", "field", "accepted"),
     [
+        ("coverage=1", "coverage", "between 0 and 1"),
+        ("coverage=0.999", "coverage", "needs at least 999 labelled calibration images; there are 400"),
+        ("guarantee=by-class&target_fpr=0.001", "target_fpr", "needs at least 2,995 calibration images; there are 400"),
         ("target_fpr=2", "target_fpr", "between 0 and 1"),
         ("target_fpr=nan", "target_fpr", "between 0 and 1"),
         ("target_fpr=1e-9", "target_fpr", "needs at least"),
         ("target_risk=1e-9", "target_risk", "needs at least"),
         ("score=surprisal", "score", "accepted are entropy"),
-        ("guarantee=certain", "guarantee", "confident or marginal"),
-        ("target_frp=0.1", "target_frp", "score, target_fpr, guarantee, target_risk"),
+        ("guarantee=certain", "guarantee", "confident, marginal, by-class"),
+        ("target_frp=0.1", "target_frp", "score, target_fpr, guarantee, target_risk, coverage"),
         ("target_fpr=0.1&target_fpr=0.2", "target_fpr", "one value"),
     ],
 )

@@ -57,7 +57,7 @@ def test_an_image_error_becomes_the_status_of_its_reason(
 
 
 def test_an_unsupported_operating_point_is_422() -> None:
-    problem = from_error(OperatingPointError("Too few images."))
+    problem = from_error(OperatingPointError("Too few images.", "target_fpr"))
     assert (problem.status, problem.detail, problem.kind) == (422, "Too few images.", Kind.OPERATING_POINT)
 
 

@@ -3,12 +3,13 @@
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from qualms.bundle.file import Bundle
+from qualms.bundle.file import Bundle, write_bundle
 from qualms.bundle.manifest import Manifest
 from qualms.web.problems import MEDIA_TYPE
 from qualms.web.routes import route_name
@@ -82,11 +83,22 @@ def test_models_lists_input_operating_point_calibration_and_cost(
     assert model["provider"] == "CPUExecutionProvider"
     assert (model["alpha"], model["flag_terms"]) == ("joined", ["entropy", "meta_mutual_information"])
     assert model["operating"]["ood"]["score"] == "fused"
+    assert model["operating"]["ood"]["guarantee_text"] == (
+        "at most 1 % of in-distribution images are flagged, for 95 % of calibration sets, for images like the stored "
+        "calibration images"
+    )
     assert 0.003 < model["operating"]["ood"]["rate_bound"] < 0.05
     trust = model["operating"]["trust"]
     assert trust["accepted_if"] == f"not flagged and predicted_error ≤ {trust['threshold']:.6g}"
     assert trust["refusal"] is None
-    assert model["calibration"] == {"n": 400, "data": "drawn"}
+    assert model["calibration"] == {
+        "n": 400,
+        "data": "drawn",
+        "labels": True,
+        "as_sent": None,
+        "observed": {"lossless, same size": 400},
+        "trimmed": None,
+    }
     assert list(model["cost_seconds"]) == ["1", "2", "4", "8", "16", "32", "64"]
 
 
@@ -99,10 +111,35 @@ def test_a_model_of_an_earlier_version_is_listed_with_its_kind_of_alpha(
     assert trust["accepted_if"] == f"not flagged and error_probability ≤ {trust['threshold']:.6g}"
 
 
+def test_models_show_how_the_calibration_images_were_sent(
+    start_service: Start, graph: bytes, worst_manifest: Manifest, tmp_path: Path
+) -> None:
+    client = start_service(write_bundle(tmp_path / "tiny.onnx", graph, worst_manifest).path)
+    (model,) = client.get("/models").json()["models"]
+    encodings = ["png", "jpeg:75", "brightness:0.9"]
+    assert model["calibration"]["as_sent"] == {"encodings": encodings, "form": "worst", "seed": 0}
+    assert model["calibration"]["observed"] == {"lossless, same size": 800, "jpeg 70-79, same size": 400}
+    assert model["operating"]["ood"]["guarantee_text"].endswith(
+        ", for images sent as png, jpeg:75 or brightness:0.9, in any shares"
+    )
+    shown = client.get("/models/tiny").json()["manifest"]["calibration"]
+    assert set(shown) == {"n", "split", "data", "data_sha256", "as_sent", "observed"}
+
+
+def test_the_arrays_of_a_kept_calibration_are_left_out(
+    start_service: Start, graph: bytes, kept_manifest: Manifest, tmp_path: Path
+) -> None:
+    client = start_service(write_bundle(tmp_path / "tiny.onnx", graph, kept_manifest).path)
+    shown = client.get("/models/tiny").json()
+    assert set(shown["manifest"]["labelled_calibration"]) == {"n", "split", "data", "data_sha256", "observed"}
+    assert shown["calibration"]["labels"] is False
+    assert shown["operating"]["trust"]["refusal"] is None
+
+
 def test_one_model_is_returned_with_its_manifest_without_large_arrays(client: httpx.Client, manifest: Manifest) -> None:
     model = client.get("/models/tiny").json()
     expected = json.loads(manifest.to_json())
-    for omitted in ("scores", "wrong", "trust"):
+    for omitted in ("scores", "wrong", "trust", "predictions", "label_scores", "fingerprints"):
         del expected["calibration"][omitted]
     del expected["golden"]
     assert model.pop("manifest") == expected

@@ -181,7 +181,9 @@ def test_a_folder_with_train_and_test_folders_is_read(tiny: Alter, tmp_path: Pat
     _folder(tmp_path / "test", ("cat", "dog"), 3, seed=1)
     data = prepare(_of_folder(tiny, tmp_path), 0, None, display)
     assert data.classes == ("cat", "dog")
-    assert data.parts["test"] == LabelledSplit(data.parts["test"].images, data.parts["test"].labels)
+    assert data.parts["test"] == LabelledSplit(
+        data.parts["test"].images, data.parts["test"].labels, data.parts["test"].stored
+    )
     assert data.parts["test"].images.shape == (6, 16, 16, 3)
     assert data.parts["test"].labels.tolist() == [0, 0, 0, 1, 1, 1]
 

@@ -12,8 +12,9 @@ from qualms.bundle.evaluation_results import Evaluation, GuaranteeResult
 from qualms.bundle.file import open_bundle, write_bundle
 from qualms.bundle.manifest import Golden, Manifest, OperatingDefaults, Provenance
 from qualms.bundle.scores import SCORES, as_uncertainty
-from qualms.decisions.calibration import calibrate, reference, trust_grid
-from qualms.decisions.operating_point import CalibrationSet, OperatingPoint
+from qualms.decisions.calibration import CalibrationSource, calibrate, reference, trust_grid
+from qualms.decisions.calibration_set import CalibrationSet
+from qualms.decisions.operating_point import OperatingPoint
 from qualms.images.input_spec import InputSpec
 from qualms_training.errors import DataError
 from qualms_training.reporting.evaluation import (
@@ -68,8 +69,8 @@ def manifest(n: int = 2000, **operating: Any) -> Manifest:
         flag_terms=["entropy"],
         scores=dict(SCORES),
         operating=settings,
-        calibration=calibrate(outputs, labels, SCORES, grid, split="x", data="made", data_sha256=digest),
-        reference=reference(outputs, SCORES, CLASSES),
+        calibration=calibrate(outputs, labels, SCORES, grid, source=CalibrationSource("x", "made", digest)),
+        reference=reference([outputs], SCORES, CLASSES),
         golden=Golden(count=1, input_sha256=digest, outputs={"entropy": np.zeros(1)}),
         provenance=Provenance(
             created="", qualms="", recipe_name="", recipe={}, seed=0, versions={}, base={}, meta={}, data={}
