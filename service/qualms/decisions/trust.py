@@ -163,8 +163,8 @@ def _first_level(evidence: Sequence[RiskEvidence], target_risk: float) -> int:
     So the first level is the one that expects 3m images or, in a small calibration set, the geometric mean of m and
     the number of images at the last level.
 
-    The candidate thresholds may come from other images than the calibration set, for example as stored and not as sent. If fewer
-    than m images are accepted at that level, the first one is the level that accepts as many as wanted in every setting.
+    The candidate thresholds come from images as stored. With several settings, or if fewer than m images are accepted at that level
+    because the calibration images differ from those, the first level is the one that accepts as many as wanted in every setting.
     """
     expected, n = evidence[0].expected, evidence[0].n
     min_images = math.log(1 - _CONFIDENCE) / math.log1p(-target_risk)
@@ -179,6 +179,6 @@ def _first_level(evidence: Sequence[RiskEvidence], target_risk: float) -> int:
     wanted = min(3 * min_images, math.sqrt(min_images * max_images))
     start = int(np.argmax(expected >= wanted))
     accepted = np.min([one.accepted for one in evidence], axis=0)
-    if accepted[start] < min_images and accepted[-1] >= wanted:
+    if (len(evidence) > 1 or accepted[start] < min_images) and accepted[-1] >= wanted:
         start = int(np.argmax(accepted >= wanted))
     return start
