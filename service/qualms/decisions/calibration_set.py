@@ -86,6 +86,21 @@ class CalibrationSet:
             guarantee=defaults.guarantee if point.guarantee is None else point.guarantee,
         )
 
+    def setting_points(self) -> dict[str, FlagPoint]:
+        """By setting of the form `worst`: the default flag threshold that its images alone would have."""
+        defaults = self._manifest.operating
+        return {
+            sample.encoding: choose_flag_point(
+                np.sort(sample.uncertainty[defaults.score]),
+                score=defaults.score,
+                direction=self._manifest.scores[defaults.score].direction,
+                target_fpr=defaults.target_fpr,
+                guarantee="marginal" if defaults.guarantee == "marginal" else "confident",
+            )
+            for sample in self.samples
+            if sample.encoding is not None
+        }
+
     def class_flags(self, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> ClassFlags | None:
         """The thresholds by predicted class; None if the guarantee of the operating point is another one."""
         defaults, score = self._manifest.operating, self._score(point)

@@ -16,6 +16,7 @@ from qualms.bundle.calibration_data import AsSent, Calibration, CalibrationForm
 from qualms.bundle.file import Bundle, open_bundle, write_bundle
 from qualms.bundle.manifest import SCHEMA_VERSION, Manifest, OperatingDefaults, Reference, first_problem
 from qualms.bundle.runtime import GraphRunner, check_golden
+from qualms.bundle.scores import as_uncertainty
 from qualms.decisions.calibration import CalibrationSource
 from qualms.decisions.calibration_set import CalibrationSet
 from qualms.decisions.verdicts import guarantee_text
@@ -236,6 +237,12 @@ def _report(bundle: Bundle, before: Manifest, display: Display) -> None:
         f"Flag beyond {point.threshold:.6g} of {point.score}: {guarantee_text(point, manifest.calibration)} "
         f"({point.guarantee}, {point.n:,} images)."
     )
+    if points := calibration.setting_points():
+        ordered = sorted(points, key=lambda name: float(as_uncertainty(points[name].threshold, point.direction)))
+        display.note(
+            f"The threshold is that of {ordered[-1]}; {ordered[0]} alone would need {points[ordered[0]].threshold:.6g}. A setting "
+            "that your clients never send costs detection for nothing."
+        )
     display.note(_trust_sentence(manifest, before, calibration))
     display.note(f"Wrote {escape(str(bundle.path))} ({bundle.digest[:16]}…).")
 
