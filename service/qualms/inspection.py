@@ -13,7 +13,7 @@ from qualms.bundle.evaluation_results import Evaluation
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Manifest
 from qualms.decisions.calibration_set import CalibrationSet
-from qualms.decisions.verdicts import guarantee_text
+from qualms.decisions.verdicts import SIZE_TEXTS, guarantee_text
 from qualms.errors import OperatingPointError
 
 
@@ -77,6 +77,9 @@ def _decisions(manifest: Manifest) -> Table:
         point = calibration.flag_point()
         guarantee = f"{guarantee_text(point, manifest.calibration)} ({point.guarantee}; k = {point.k}, n = {point.n:,})"
         _row(table, "flag as OOD", point.score, f"{point.threshold:.6g}", guarantee)
+        for size in manifest.calibration.sizes:
+            sized = CalibrationSet(manifest, size).flag_point()
+            _row(table, "", sized.score, f"{sized.threshold:.6g}", f"for images of {SIZE_TEXTS[size]}")
     except OperatingPointError as error:
         _row(table, "flag as OOD", operating.score, "–", str(error))
     try:

@@ -15,8 +15,9 @@ from qualms.bundle.parts import Guarantee
 from qualms.bundle.runtime import GraphRunner, check_golden
 from qualms.decisions.operating_point import OperatingPoint
 from qualms.decisions.results import Result, ResultBuilder
-from qualms.decisions.verdicts import Decider, Rule, decide
+from qualms.decisions.verdicts import Decider, decide
 from qualms.errors import ImageError, first_line
+from qualms.images.observed import observe, relative_size
 from qualms.images.preprocess import conform, preprocess, preprocess_array
 
 ImageLike: TypeAlias = str | PathLike[str] | bytes | NDArray[np.uint8] | Image
@@ -76,20 +77,28 @@ class Model:
         OperatingPointError if the calibration does not support the operating point, ExplanationError if the model was made
         with an earlier version and cannot explain its flags, and ImageError if an image cannot be used.
         """
-        rule = self._decider.rule(OperatingPoint(**operating_point))
+        point = OperatingPoint(**operating_point)
+        self._decider.rule(point)  # an unsupported operating point is an error even without images
         if explain:
             self._builder.check_explainable()
         if not isinstance(images, list | tuple):
-            return self._results([images], rule, explain)[0]
-        return self._results(images, rule, explain) if images else []
+            return self._results([images], point, explain)[0]
+        return self._results(images, point, explain) if images else []
 
-    def _results(self, images: Images, rule: Rule, explain: bool) -> list[Result]:
-        outputs = self._runner(np.stack(self._inputs(images)))
-        nested = self._builder.nested(rule, explain=explain)
-        rows = self._builder.rows(outputs, rule, decide(rule, outputs), explain=explain)
-        return [Result.model_validate(nested(row)) for row in rows]
+    def _results(self, images: Images, point: OperatingPoint, explain: bool) -> list[Result]:
+        inputs = self._inputs(images)
+        outputs = self._runner(np.stack([pixels for pixels, _ in inputs]))
+        sizes = [size for _, size in inputs]
+        results: dict[str, list[Result]] = {}
+        for size in set(sizes):
+            rule = self._decider.rule(point, size)
+            nested = self._builder.nested(rule, explain=explain)
+            rows = self._builder.rows(outputs, rule, decide(rule, outputs), explain=explain)
+            results[size] = [Result.model_validate(nested(row)) for row in rows]
+        return [results[size][row] for row, size in enumerate(sizes)]
 
-    def _inputs(self, images: Images) -> list[NDArray[np.uint8]]:
+    def _inputs(self, images: Images) -> list[tuple[NDArray[np.uint8], str]]:
+        """Every image as the model's input, and its size relative to it."""
         inputs = []
         for index, image in enumerate(images):
             try:
@@ -99,20 +108,20 @@ class Model:
                 raise ImageError(name + str(error), reason=error.reason) from error
         return inputs
 
-    def _input(self, image: ImageLike) -> NDArray[np.uint8]:
+    def _input(self, image: ImageLike) -> tuple[NDArray[np.uint8], str]:
         """One image as the model's input, (H, W, C), through the same preprocessing as the service."""
         spec = self.bundle.manifest.input
         if isinstance(image, np.ndarray):
-            return preprocess_array(image, spec)
+            return preprocess_array(image, spec), observe(image, spec).size
         if isinstance(image, Image):
             try:
                 upright = ImageOps.exif_transpose(image)
             except Exception as error:  # Pillow reads files lazily, and its decoders raise many kinds of errors
                 raise ImageError(f"The image is damaged: {first_line(error)}.") from None
-            return conform(upright, spec)
+            return conform(upright, spec), relative_size(*image.size, spec)
         if not isinstance(image, bytes):
             try:
                 image = Path(image).read_bytes()
             except OSError as error:
                 raise ImageError(f"The file cannot be read: {error.strerror}.") from None
-        return preprocess(image, spec)
+        return preprocess(image, spec), observe(image, spec).size

@@ -31,7 +31,7 @@ from PIL import Image
 from prometheus_client import CollectorRegistry
 
 from qualms.bundle import golden
-from qualms.bundle.calibration_data import AsSent, TrustGrid
+from qualms.bundle.calibration_data import AsSent, Calibration, TrustGrid
 from qualms.bundle.container import Container, pack
 from qualms.bundle.evaluation_results import ErrorResult, Evaluation, GuaranteeResult, OodResult, ProbabilityResult
 from qualms.bundle.file import Bundle, graph_digest, write_bundle
@@ -304,6 +304,21 @@ def worst_manifest(manifest: Manifest, outputs_as_sent: dict[str, dict[str, NDAr
             ),
             "reference": reference(outputs_as_sent.values(), SPECS, len(CLASSES)),
         }
+    )
+
+
+@pytest.fixture(scope="session")
+def sized_manifest(worst_manifest: Manifest) -> Manifest:
+    """The manifest of a bundle that was calibrated in the form `by-size`, as if the darker images had been enlarged, too."""
+    calibration = worst_manifest.calibration
+    settings = [
+        one.model_copy(update={"size": "larger" if one.encoding.startswith("brightness") else "same"})
+        for one in calibration.settings
+    ]
+    as_sent = AsSent(encodings=AS_SENT, form="by-size", seed=0)
+    update = {"settings": settings, "as_sent": as_sent}
+    return Manifest.model_validate(
+        {**dict(worst_manifest), "calibration": Calibration.model_validate({**dict(calibration), **update})}
     )
 
 

@@ -18,6 +18,7 @@ from qualms.decisions.flag import rank
 from qualms.images.encodings import all_settings, parse_encodings
 from qualms.images.fingerprints import fingerprints
 from qualms.images.input_spec import InputSpec
+from qualms.images.observed import ObservedEncoding
 from qualms_training.console import Display
 from qualms_training.data.dataset import Selection
 from qualms_training.errors import DataError
@@ -40,13 +41,20 @@ class CalibrationPlan:
     grid: Grid
 
     def calibrate(
-        self, settings: Mapping[str, Outputs], labels: NDArray[np.int64] | None, source: CalibrationSource
+        self,
+        settings: Mapping[str, Outputs],
+        labels: NDArray[np.int64] | None,
+        source: CalibrationSource,
+        sizes: Mapping[str, str] | None = None,
     ) -> tuple[Calibration, Reference]:
-        """Calibration and reference from the graph's outputs in every setting, or in the one setting STORED."""
-        if source.as_sent is not None and source.as_sent.form == "worst":
+        """Calibration and reference from the graph's outputs in every setting, or in the one setting STORED.
+
+        `sizes` has the size of each setting's images, for the form `by-size`.
+        """
+        if source.as_sent is not None and source.as_sent.has_settings:
             paired = dict.fromkeys((self.operating.score, self.operating.trust_score))
             calibration = calibrate_worst(
-                settings, labels, self.scores, self.grid, paired=paired, source=source, sets=self.sets
+                settings, labels, self.scores, self.grid, paired=paired, sizes=sizes, source=source, sets=self.sets
             )
         else:
             calibration = calibrate(settings[STORED], labels, self.scores, self.grid, source=source, sets=self.sets)
@@ -85,28 +93,43 @@ def run_calibration(
         )
     plan.check_count(len(images) - math.floor(share * len(images)))
     settings, stored, observed = _send(runner, images, plan.input, source.as_sent, display)
+    by_size = source.as_sent is not None and source.as_sent.form == "by-size"
+    sizes = {name: _one_size(name, encodings) for name, encodings in observed.items()} if by_size else None
     if share:
         kept = plan.trimmed(settings, share)
         settings = {name: {key: values[kept] for key, values in one.items()} for name, one in settings.items()}
         stored = stored[kept]
-    filled: dict[str, Any] = {"observed": observed, "fingerprints": fingerprints(stored)}
-    return plan.calibrate(settings, labels, CalibrationSource(**{**source.fields(), **filled}))
+    counts = Counter(one.text for encodings in observed.values() for one in encodings)
+    filled: dict[str, Any] = {"observed": dict(counts.most_common()), "fingerprints": fingerprints(stored)}
+    return plan.calibrate(settings, labels, CalibrationSource(**{**source.fields(), **filled}), sizes)
+
+
+def _one_size(setting: str, observed: list[ObservedEncoding]) -> str:
+    """The size of all images of a setting; DataError if they have several."""
+    sizes = Counter(one.size for one in observed)
+    if len(sizes) > 1:
+        counts = ", ".join(f"{count:,} {size}" for size, count in sizes.most_common())
+        raise DataError(
+            f"The form 'by-size' needs calibration images of one size, but sent as {setting} they are of several, relative to the "
+            f"model's input: {counts}; use the form 'worst'."
+        )
+    return next(iter(sizes))
 
 
 def _send(
     runner: GraphRunner, images: Selection, spec: InputSpec, as_sent: AsSent | None, display: Display
-) -> tuple[dict[str, Outputs], NDArray[np.uint8], dict[str, int]]:
-    """Outputs by setting, the images as stored, and the number of images by encoding."""
+) -> tuple[dict[str, Outputs], NDArray[np.uint8], dict[str, list[ObservedEncoding]]]:
+    """Outputs by setting, the images as stored, and the encodings of the images by setting."""
     encodings = [] if as_sent is None else parse_encodings(as_sent.encodings)
     seed = 0 if as_sent is None else as_sent.seed
-    worst = as_sent is not None and as_sent.form == "worst"
-    plans = {one.text: [one] for one in all_settings(encodings)} if worst else {STORED: encodings}
-    settings, observed = dict[str, Outputs](), Counter[str]()
+    several = as_sent is not None and as_sent.has_settings
+    plans = {one.text: [one] for one in all_settings(encodings)} if several else {STORED: encodings}
+    settings, observed = dict[str, Outputs](), dict[str, list[ObservedEncoding]]()
     stored = images.conformed(spec) if encodings else np.zeros(0, np.uint8)
     with display.bar("calibrating", 2 * len(images) * len(plans)) as advance:
         for name, encoding in plans.items():
             received = images.received(spec, encoding, seed, advance)
-            observed.update(received.observed)
+            observed[name] = received.observed
             settings[name] = runner(received.images, progress=advance)
             stored = stored if encodings else received.images
-    return settings, stored, dict(observed.most_common())
+    return settings, stored, observed

@@ -31,6 +31,7 @@ class Form(StrEnum):
     """A form of calibration, as defined in qualms.bundle.calibration_data."""
 
     worst = "worst"
+    by_size = "by-size"
     mixture = "mixture"
 
 
@@ -129,7 +130,11 @@ def calibrate(
         ),
     ] = None,
     form: Annotated[
-        Form, typer.Option(help="worst: the guarantee holds for each encoding; mixture: for all in the listed shares.")
+        Form,
+        typer.Option(
+            help="worst: the guarantee holds for each encoding; by-size: the same, with thresholds for images of the model's input "
+            "size, larger and smaller ones; mixture: it holds for all encodings in the listed shares."
+        ),
     ] = Form.worst,
     seed: Annotated[int, typer.Option(min=0, help="Seed of drawn encodings.")] = 0,
     unlabelled: Annotated[

@@ -212,7 +212,8 @@ class CalibrationSection(Section):
     as_sent: list[str] = []
     """encodings such as png, jpeg:75-95 or resize:1.5-3 (`qualms.images.encodings`); without any, images are used as stored"""
     form: CalibrationForm = "worst"
-    """`worst`: the guarantees hold for each of the encodings; `mixture`: for all of them in the listed shares"""
+    """`worst`: the guarantees hold for each of the encodings; `by-size`: the same, with thresholds for images of the model's input
+    size, larger and smaller ones; `mixture`: they hold for all encodings in the listed shares"""
     sets: SetMethod = SetMethod()
     """method of prediction sets: lac, or raps with its penalty and free_ranks"""
 

@@ -11,9 +11,10 @@ from qualms.bundle.parts import ManifestPart, Sha256, is_ascending, is_empty, is
 from qualms.errors import EncodingError
 from qualms.images.encodings import parse_encodings
 
-CalibrationForm = Literal["mixture", "worst"]
+CalibrationForm = Literal["mixture", "worst", "by-size"]
 """`mixture`: each image was sent in one encoding of the list, drawn at random, and the guarantee is for that mixture.
-`worst`: each image was sent in every setting of the list, and the guarantee is for each setting and every mixture of them."""
+`worst`: each image was sent in every setting of the list, and the guarantee is for each setting and every mixture of them.
+`by-size`: as `worst`, but images of the model's input size, larger and smaller ones each have their own thresholds."""
 
 
 class TrustGrid(ManifestPart):
@@ -64,13 +65,20 @@ class AsSent(ManifestPart):
         """The images that the guarantee is for, in words."""
         names = list(dict.fromkeys(self.encodings))
         listed = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-        return f"images sent as {listed}" + (", in any shares" if self.form == "worst" else ", in the listed shares")
+        return f"images sent as {listed}" + (", in the listed shares" if self.form == "mixture" else ", in any shares")
+
+    @property
+    def has_settings(self) -> bool:
+        """Whether each image was sent in every setting."""
+        return self.form != "mixture"
 
 
 class PairedScores(ManifestPart):
     """The images of the calibration in one setting of its encodings; every array is in the order of the images."""
 
     encoding: str
+    size: str | None = Field(None, exclude_if=is_none)
+    """in the form `by-size`: the size of all images relative to the model's input (`qualms.images.observed.SIZES`)"""
     scores: dict[str, Float32Array]
     """by score: (n,) raw values of the flag score and the trust score of the default operating point"""
     predictions: Int32Array
@@ -85,9 +93,9 @@ class Calibration(ManifestPart):
     """Scores of the exported graph on images that were not used to train the base or the meta-model.
 
     There are three kinds. Usually the scores are in the order of the images, so that flag, trust, classes and errors can be
-    counted together. In the form `worst`, `settings` has such scores for every setting, and `scores` their envelope: the j-th
-    value is the largest of the j-th smallest uncertainties of all settings. In earlier bundles each score is sorted, and
-    `trust` has counts of the trust score alone.
+    counted together. In the forms `worst` and `by-size`, `settings` has such scores for every setting, and `scores` their
+    envelope: the j-th value is the largest of the j-th smallest uncertainties of all settings. In earlier bundles each score
+    is sorted, and `trust` has counts of the trust score alone.
     """
 
     n: int = Field(gt=0)
@@ -95,7 +103,7 @@ class Calibration(ManifestPart):
     data: str
     data_sha256: Sha256
     scores: dict[str, Float32Array]
-    """by score: (n,) raw values; in the order of the images, or sorted in the form `worst` and in earlier bundles"""
+    """by score: (n,) raw values; in the order of the images, or sorted if there are `settings` and in earlier bundles"""
     wrong: list[int] | None = Field(None, exclude_if=is_none)
     """indices of the misclassified images, ascending; None without labels"""
     trust: TrustGrid
@@ -106,7 +114,7 @@ class Calibration(ManifestPart):
     as_sent: AsSent | None = Field(None, exclude_if=is_none)
     """None if the images were used as they are stored"""
     settings: list[PairedScores] = Field([], exclude_if=is_empty)
-    """the images in every setting, in the form `worst`"""
+    """the images in every setting, in the forms `worst` and `by-size`"""
     observed: dict[str, int] = Field({}, exclude_if=is_empty)
     """number of images by encoding (`qualms.images.observed`); an image counts once in every setting"""
     fingerprints: UInt64Array | None = Field(None, exclude_if=is_none)
@@ -118,6 +126,12 @@ class Calibration(ManifestPart):
     def is_sorted(self) -> bool:
         """Whether this is the calibration of an earlier bundle."""
         return self.trust.accepted is not None
+
+    @property
+    def sizes(self) -> list[str]:
+        """The sizes of images that have thresholds of their own, in the form `by-size`."""
+        by_size = self.as_sent is not None and self.as_sent.form == "by-size"
+        return list(dict.fromkeys(one.size for one in self.settings if one.size is not None)) if by_size else []
 
     @property
     def has_labels(self) -> bool:
@@ -160,8 +174,14 @@ class Calibration(ManifestPart):
                 raise ValueError(f"trust.accepted must be at most n, {self.n}")
             if self.wrong is not None or self.settings:
                 raise ValueError("with wrong or settings, trust must not have accepted and errors")
-        if bool(self.settings) != (self.as_sent is not None and self.as_sent.form == "worst"):
-            raise ValueError("settings and the form 'worst' of as_sent belong together")
+        if bool(self.settings) != (self.as_sent is not None and self.as_sent.has_settings):
+            raise ValueError("settings and the form 'worst' or 'by-size' of as_sent belong together")
+        if (
+            self.as_sent is not None
+            and self.as_sent.form == "by-size"
+            and any(one.size is None for one in self.settings)
+        ):
+            raise ValueError("in the form 'by-size', every setting must have a size")
         if self.settings and (self.wrong is not None or self.predictions is not None or self.label_scores is not None):
             raise ValueError("with settings, wrong, predictions and label_scores belong to each setting")
         if len({one.wrong is None for one in self.settings}) > 1:

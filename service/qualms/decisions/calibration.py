@@ -83,10 +83,14 @@ def calibrate_worst(
     grid: tuple[NDArray[np.float32], NDArray[np.float32]],
     *,
     paired: Iterable[str],
+    sizes: Mapping[str, str] | None = None,
     source: CalibrationSource,
     sets: SetMethod = SetMethod(),  # noqa: B008  # immutable
 ) -> Calibration:
-    """The calibration in the form `worst`, from the graph's outputs in each setting; `paired` names flag and trust score."""
+    """The calibration from the graph's outputs in each setting; `paired` names flag and trust score.
+
+    The form is `worst` or, with the size of each setting's images in `sizes`, `by-size`.
+    """
     for outputs in settings.values():
         _check_finite(outputs, scores)
     levels, thresholds = grid
@@ -101,6 +105,7 @@ def calibrate_worst(
         settings=[
             PairedScores(
                 encoding=encoding,
+                size=None if sizes is None else sizes[encoding],
                 scores={name: outputs[name] for name in paired},
                 predictions=outputs["prediction"],
                 wrong=_wrong(outputs, labels),

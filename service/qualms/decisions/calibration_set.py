@@ -31,6 +31,8 @@ class Sample:
 
     encoding: str | None
     """None if the images were not sent in several settings"""
+    size: str | None
+    """of the images relative to the model's input, in the form `by-size`"""
     uncertainty: Mapping[str, npt.NDArray[np.float64]]
     """by score; in the form `worst` only the scores of the default operating point"""
     predictions: npt.NDArray[np.int32] | None
@@ -45,10 +47,14 @@ class Sample:
 
 
 class CalibrationSet:
-    """A manifest's calibration images, sorted once, so that the thresholds of any operating point are chosen quickly."""
+    """A manifest's calibration images, sorted once, so that the thresholds of any operating point are chosen quickly.
 
-    def __init__(self, manifest: Manifest) -> None:
+    With `size`, one of `Calibration.sizes`, only the settings whose images have that size are used.
+    """
+
+    def __init__(self, manifest: Manifest, size: str | None = None) -> None:
         self._manifest = manifest
+        self._size = size
         self._calibration = manifest.calibration
         self._labelled = manifest.labelled_calibration or manifest.calibration
         self._ascending: dict[str, npt.NDArray[np.float64]] = {}
@@ -58,19 +64,27 @@ class CalibrationSet:
     def ascending(self, score: str) -> npt.NDArray[np.float64]:
         """(n,) uncertainty of the calibration images, ascending; of several settings, their envelope."""
         if score not in self._ascending:
-            direction = self._manifest.scores[score].direction
-            self._ascending[score] = np.sort(as_uncertainty(self._calibration.scores[score], direction))
+            self._ascending[score] = self._envelope(score)
         return self._ascending[score]
+
+    def _envelope(self, score: str) -> npt.NDArray[np.float64]:
+        """The envelope of the settings of one size or, for scores that these do not have and without a size, of all settings."""
+        if self._size is not None and all(score in sample.uncertainty for sample in self.samples):
+            envelope: npt.NDArray[np.float64] = np.max(
+                [np.sort(one.uncertainty[score]) for one in self.samples], axis=0
+            )
+            return envelope
+        return np.sort(as_uncertainty(self._calibration.scores[score], self._manifest.scores[score].direction))
 
     @cached_property
     def samples(self) -> list[Sample]:
         """The images whose scores determine the flag, one Sample per setting."""
-        return _samples(self._manifest, self._calibration)
+        return _samples(self._manifest, self._calibration, self._size)
 
     @cached_property
     def _labelled_samples(self) -> list[Sample]:
         """The images whose errors determine trust and prediction sets."""
-        return _samples(self._manifest, self._labelled)
+        return _samples(self._manifest, self._labelled, self._size)
 
     def flag_point(self, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> FlagPoint:
         """The flag threshold of an operating point; OperatingPointError if the images cannot support it."""
@@ -187,8 +201,10 @@ class CalibrationSet:
         return RiskEvidence(expected, thresholds, accepted, errors, n, joint=True, encoding=sample.encoding)
 
 
-def _samples(manifest: Manifest, calibration: Calibration) -> list[Sample]:
-    parts: list[Calibration | PairedScores] = [*calibration.settings] or [calibration]
+def _samples(manifest: Manifest, calibration: Calibration, size: str | None) -> list[Sample]:
+    """The settings of a size; all settings if none has this size."""
+    sized = [one for one in calibration.settings if size is not None and one.size == size]
+    parts: list[Calibration | PairedScores] = [*(sized or calibration.settings)] or [calibration]
     samples = []
     for part in parts:
         wrong = None
@@ -198,7 +214,16 @@ def _samples(manifest: Manifest, calibration: Calibration) -> list[Sample]:
         uncertainty = {
             name: as_uncertainty(values, manifest.scores[name].direction) for name, values in part.scores.items()
         }
-        encoding = part.encoding if isinstance(part, PairedScores) else None
-        trust_score = manifest.operating.trust_score
-        samples.append(Sample(encoding, uncertainty, part.predictions, wrong, part.label_scores, trust_score))
+        encoding, size = (part.encoding, part.size) if isinstance(part, PairedScores) else (None, None)
+        samples.append(
+            Sample(
+                encoding,
+                size,
+                uncertainty,
+                part.predictions,
+                wrong,
+                part.label_scores,
+                manifest.operating.trust_score,
+            )
+        )
     return samples

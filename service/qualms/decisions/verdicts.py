@@ -1,5 +1,6 @@
 """Verdicts: flags, p-values and trust for a batch of images."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,6 +19,12 @@ from qualms.decisions.prediction_sets import SetPoint
 from qualms.decisions.trust import TrustPoint
 from qualms.errors import OperatingPointError
 
+SIZE_TEXTS = {
+    "same": "the model's input size",
+    "larger": "a larger size than the model's input",
+    "smaller": "a smaller size than the model's input",
+    "unknown": "an unknown size",
+}
 _CACHED_RULES = 256
 """Maximum number of cached rules; clients can request any number of operating points."""
 
@@ -61,19 +68,27 @@ class Decider:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.rule = lru_cache(maxsize=_CACHED_RULES)(self._rule)
-        self._calibration = CalibrationSet(manifest)
+        self.sizes = frozenset(manifest.calibration.sizes)
+        """sizes of images that have rules of their own; empty if all images have the same rule"""
+        self._cached_rule = lru_cache(maxsize=_CACHED_RULES)(self._rule)
+        self._calibrations = {size: CalibrationSet(manifest, size) for size in (None, *self.sizes)}
 
-    def _rule(self, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> Rule:
+    def rule(self, point: OperatingPoint = DEFAULT_OPERATING_POINT, size: str | None = None) -> Rule:
         """The rule of an operating point; OperatingPointError if the calibration set cannot support a requested rate.
 
-        If the default target risk is not supported, the rule has no trust threshold and gives the reason in `refusal`.
+        `size` is the size of the image relative to the model's input (`qualms.images.observed.SIZES`); without it, or if
+        no calibration image had that size, the rule is that of all settings. If the default target risk is not supported, the rule
+        has no trust threshold and gives the reason in `refusal`.
         """
-        flag, classes = self._calibration.flag_point(point), self._calibration.class_flags(point)
+        return self._cached_rule(point, size if size in self.sizes else None)
+
+    def _rule(self, point: OperatingPoint, size: str | None) -> Rule:
+        calibration = self._calibrations[size]
+        flag, classes = calibration.flag_point(point), calibration.class_flags(point)
         defaults = self.manifest.operating
         trust, refusal = None, None
         try:
-            trust = self._calibration.trust_point(point)
+            trust = calibration.trust_point(point)
         except OperatingPointError as error:
             if point.target_risk is not None:
                 raise
@@ -81,21 +96,32 @@ class Decider:
         return Rule(
             flag=flag,
             classes=classes,
-            calibration=self._calibration.ascending(flag.score),
-            guarantee_text=guarantee_text(flag, self.manifest.calibration),
+            calibration=calibration.ascending(flag.score),
+            guarantee_text=guarantee_text(flag, self.manifest.calibration, size),
             trust=trust,
             trust_score=defaults.trust_score,
             trust_direction=self.manifest.scores[defaults.trust_score].direction,
             target_risk=defaults.target_risk if point.target_risk is None else point.target_risk,
             refusal=refusal,
-            sets=None if point.coverage is None else self._calibration.set_point(point.coverage),
+            sets=None if point.coverage is None else calibration.set_point(point.coverage),
         )
+
+    def decide_by_size(
+        self, point: OperatingPoint, outputs: dict[str, NDArray[Any]], sizes: Sequence[str | None]
+    ) -> Verdicts:
+        """The verdicts on N images, each by the rule of its size (N,)."""
+        kinds = np.array([size if size in self.sizes else "" for size in sizes])
+        parts = {kind: decide(self.rule(point, str(kind) or None), outputs) for kind in np.unique(kinds)}
+        result = parts.pop(kinds[0])
+        for kind, part in parts.items():
+            result = _where(kinds == kind, part, result)
+        return result
 
     def calibration_p_values(self) -> list[NDArray[np.float64]]:
         """p-values (n,) of the calibration images at the default operating point, by setting."""
-        rule = self.rule()
         result = []
-        for sample in self._calibration.samples:
+        for sample in self._calibrations[None].samples:
+            rule = self.rule(size=sample.size)
             uncertainty = sample.uncertainty[rule.flag.score]
             if rule.classes is None or sample.predictions is None:
                 result.append(p_values(uncertainty, rule.calibration))
@@ -104,17 +130,34 @@ class Decider:
         return result
 
 
-def guarantee_text(flag: FlagPoint, calibration: Calibration) -> str:
+def _where(rows: NDArray[np.bool_], chosen: Verdicts, others: Verdicts) -> Verdicts:
+    """Verdicts with the rows (N,) of `chosen`, and all others; a refused trust verdict counts as not accepted."""
+    accepts = None
+    if chosen.accepts is not None or others.accepts is not None:
+        nothing = np.zeros(len(rows), bool)
+        pair = (nothing if one.accepts is None else one.accepts for one in (chosen, others))
+        accepts = np.where(rows, *pair)
+    return Verdicts(
+        flags=np.where(rows, chosen.flags, others.flags),
+        p_values=np.where(rows, chosen.p_values, others.p_values),
+        values=others.values,
+        accepts=accepts,
+        trust_values=others.trust_values,
+    )
+
+
+def guarantee_text(flag: FlagPoint, calibration: Calibration, size: str | None = None) -> str:
     """The guarantee of a flag in one sentence, with the images that it is for."""
     whom = "images predicted as one class" if flag.guarantee == "by-class" else "in-distribution images"
     sets = "on average over calibration sets" if flag.guarantee == "marginal" else "for 95 % of calibration sets"
     like = "images like the stored calibration images" if calibration.as_sent is None else calibration.as_sent.text
+    sized = "" if size is None else f", with the threshold of images of {SIZE_TEXTS[size]}"
     trimmed = (
         f"; assumes that {100 * calibration.trimmed:g} % of the calibration images were OOD"
         if calibration.trimmed
         else ""
     )
-    return f"at most {100 * flag.target_fpr:g} % of {whom} are flagged, {sets}, for {like}{trimmed}"
+    return f"at most {100 * flag.target_fpr:g} % of {whom} are flagged, {sets}, for {like}{sized}{trimmed}"
 
 
 def decide(rule: Rule, outputs: dict[str, NDArray[Any]]) -> Verdicts:

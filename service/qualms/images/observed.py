@@ -103,12 +103,12 @@ def all_observed() -> list[ObservedEncoding]:
 def observe(image: bytes | NDArray[np.uint8], spec: InputSpec) -> ObservedEncoding:
     """Describe the bytes of a file that preprocessing accepts, or pixels of shape (H, W) or (H, W, C)."""
     if not isinstance(image, bytes):
-        return ObservedEncoding(PIXELS, LOSSLESS, _size(image.shape[1], image.shape[0], spec))
+        return ObservedEncoding(PIXELS, LOSSLESS, relative_size(image.shape[1], image.shape[0], spec))
     try:
         name, quality, width, height = _read(image)
     except (struct.error, IndexError, OverflowError):  # unusual, but the decoder accepted it
         (name, quality), width, height = _by_signature(image), 0, 0
-    return ObservedEncoding(name, quality, _size(width, height, spec))
+    return ObservedEncoding(name, quality, relative_size(width, height, spec))
 
 
 def _read(data: bytes) -> tuple[str, str, int, int]:
@@ -204,7 +204,8 @@ def _webp_quality(data: bytes) -> str:
     return LOSSLESS if kind == b"VP8L" else LOSSY
 
 
-def _size(width: int, height: int, spec: InputSpec) -> str:
+def relative_size(width: int, height: int, spec: InputSpec) -> str:
+    """One of SIZES, from the shorter side of an image."""
     side, wanted = min(width, height), spec.shorter_side or min(spec.width, spec.height)
     if side <= 0:
         return "unknown"

@@ -302,8 +302,10 @@ class PredictCall:
             self._failed(result)
             return
         decode_seconds = self._decode_seconds + result.decode_seconds
+        spec = self._model.bundle.manifest.input
+        encodings = self._encodings or [observe(image, spec) for image in self._inline_inputs or []]
         try:
-            body = self._model.writer.write(result, self._query, self.id)
+            body = self._model.writer.write(result, self._query, self.id, [one.size for one in encodings])
         except Exception as error:
             self.fail(error)
             return
@@ -315,10 +317,7 @@ class PredictCall:
             (b"server-timing", b"queue;dur=%.3f, decode;dur=%.3f, inference;dur=%.3f" % timing),
         ]
         self._finish(200, None, Reply(200, headers, body))
-        # After the reply was sent.
-        spec = self._model.bundle.manifest.input
-        encodings = self._encodings or [observe(image, spec) for image in self._inline_inputs or []]
-        self._model.count_answer(result.waited, decode_seconds, encodings)
+        self._model.count_answer(result.waited, decode_seconds, encodings)  # after the reply was sent
 
     def _failed(self, error: Exception) -> None:
         """Decode images that have too many pixels for the event loop in the pool; answer any other error."""

@@ -1,6 +1,6 @@
 """The bodies of replies: their schemas, and the writer of `POST /predict`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -94,6 +94,8 @@ class ModelReply(ModelSummary):
     manifest: dict[str, Any]
 
 
+_SIZES = "sizes of images"
+"""key of a batch's cache: the size of the images by row, as far as their replies were written"""
 _Decided: TypeAlias = tuple[Verdicts, list[ResultRow], Callable[[ResultRow], dict[str, Any]]]
 
 
@@ -115,27 +117,46 @@ class ReplyWriter:
         return outputs
 
     def verdicts(self, batch: Batch) -> Verdicts:
-        """The verdicts on a batch at the default operating point."""
-        return self._decide(batch, DEFAULT_QUERY)[0]
+        """The verdicts on a batch at the default operating point, for images whose replies were written by their size."""
+        sizes: dict[int, str] | None = batch.cache.get(_SIZES)
+        if sizes is None:
+            return self._decide(batch, DEFAULT_QUERY)[0]
+        rows = [sizes.get(row) for row in range(batch.rows)]
+        return self._decider.decide_by_size(DEFAULT_OPERATING_POINT, self.outputs(batch), rows)
 
     def check(self, query: Query) -> None:
         """Raise OperatingPointError or ExplanationError if `write` would do so."""
-        self._decider.rule(query.point)
+        for size in (None, *self._decider.sizes):
+            self._decider.rule(query.point, size)
         if query.explain:
             self._builder.check_explainable()
 
-    def write(self, answer: Answer, query: Query, request_id: str) -> bytes:
-        """The JSON body for one request."""
-        _, rows, nested = self._decide(answer.batch, query)
-        results = [nested(row) for row in rows[answer.start : answer.start + answer.count]]
+    def write(self, answer: Answer, query: Query, request_id: str, sizes: Sequence[str] = ()) -> bytes:
+        """The JSON body for one request; `sizes` are those of its images (`qualms.images.observed.SIZES`)."""
+        if self._decider.sizes and sizes:
+            results = self._results_by_size(answer, query, sizes)
+        else:
+            _, rows, nested = self._decide(answer.batch, query)
+            results = [nested(row) for row in rows[answer.start : answer.start + answer.count]]
         reply = {"model": self._model, "request_id": request_id, "results": results}
         return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
 
-    def _decide(self, batch: Batch, query: Query) -> _Decided:
-        key = None if query is DEFAULT_QUERY else query  # hashing a query takes a microsecond
+    def _results_by_size(self, answer: Answer, query: Query, sizes: Sequence[str]) -> list[dict[str, Any]]:
+        """The results of images whose rules depend on their size; the whole batch is decided once by each rule."""
+        known: dict[int, str] = answer.batch.cache.setdefault(_SIZES, {})
+        results = []
+        for row, size in enumerate(sizes, start=answer.start):
+            known[row] = size
+            _, rows, nested = self._decide(answer.batch, query, size)
+            results.append(nested(rows[row]))
+        return results
+
+    def _decide(self, batch: Batch, query: Query, size: str | None = None) -> _Decided:
+        # Hashing a query takes a microsecond.
+        key = size if query is DEFAULT_QUERY else query if size is None else (query, size)
         decided: _Decided | None = batch.cache.get(key)
         if decided is None:
-            rule, outputs = self._decider.rule(query.point), self.outputs(batch)
+            rule, outputs = self._decider.rule(query.point, size), self.outputs(batch)
             verdicts = decide(rule, outputs)
             rows = self._builder.rows(outputs, rule, verdicts, explain=query.explain)
             decided = batch.cache[key] = (verdicts, rows, self._builder.nested(rule, explain=query.explain))

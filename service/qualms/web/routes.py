@@ -96,6 +96,9 @@ def _summary(model: ServedModel) -> ModelSummary:
             "guarantee": rule.flag.guarantee,
             "guarantee_text": rule.guarantee_text,
             "rate_bound": rule.flag.rate_bound,
+            "thresholds_by_size": {
+                size: model.decider.rule(size=size).flag.threshold for size in manifest.calibration.sizes
+            },
         },
         "trust": {
             "score": rule.trust_score,

@@ -94,8 +94,8 @@ def test_encodings_that_are_not_accepted_are_refused(encodings: list[str], messa
     assert first_problem(caught.value).startswith(message)
 
 
-def test_only_mixture_and_worst_are_forms() -> None:
-    with pytest.raises(ValidationError, match="Input should be 'mixture' or 'worst'"):
+def test_only_mixture_worst_and_by_size_are_forms() -> None:
+    with pytest.raises(ValidationError, match="Input should be 'mixture', 'worst' or 'by-size'"):
         AsSent.model_validate({"encodings": ["png"], "form": "best", "seed": 0})
 
 
@@ -192,11 +192,15 @@ def test_fields_without_a_value_are_left_out_of_the_json() -> None:
             worst(setting(), scores={"entropy": floats(0, 1, 2, 3)}, trust=grid(accepted=[1, 4], errors=[0, 1])),
             "with wrong or settings, trust must not have accepted and errors",
         ),
-        (worst(), "settings and the form 'worst' of as_sent belong together"),
-        (worst(setting(), as_sent=None), "settings and the form 'worst' of as_sent belong together"),
+        (
+            worst(setting(), as_sent=AsSent(encodings=["png"], form="by-size", seed=0)),
+            "in the form 'by-size', every setting must have a size",
+        ),
+        (worst(), "settings and the form 'worst' or 'by-size' of as_sent belong together"),
+        (worst(setting(), as_sent=None), "settings and the form 'worst' or 'by-size' of as_sent belong together"),
         (
             worst(setting(), as_sent=AsSent(encodings=["png"], form="mixture", seed=0)),
-            "settings and the form 'worst' of as_sent belong together",
+            "settings and the form 'worst' or 'by-size' of as_sent belong together",
         ),
         (worst(setting(), wrong=[]), "with settings, wrong, predictions and label_scores belong to each setting"),
         (

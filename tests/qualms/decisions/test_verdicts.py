@@ -105,9 +105,10 @@ def test_rules_are_cached(decider: Decider) -> None:
 
 
 def test_the_cache_of_rules_is_bounded(decider: Decider) -> None:
-    for step in range(300):
-        decider.rule(OperatingPoint(target_fpr=0.3 + step / 1000, guarantee="marginal"))
-    assert decider.rule.cache_info().currsize == 256
+    points = [OperatingPoint(target_fpr=0.3 + step / 1000, guarantee="marginal") for step in range(300)]
+    rules = [decider.rule(point) for point in points]
+    assert decider.rule(points[-1]) is rules[-1]
+    assert decider.rule(points[0]) is not rules[0]
 
 
 def test_an_unsupported_default_risk_is_a_refusal_and_an_unsupported_requested_risk_an_error(

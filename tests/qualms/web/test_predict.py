@@ -21,6 +21,7 @@ from qualms.decisions.calibration_set import CalibrationSet
 from qualms.errors import BundleError
 from qualms.images.preprocess import decode
 from qualms.inference.engine import Engine
+from qualms.model import Model, open_model
 from qualms.web.predict import INLINE_BYTES, decode_images
 from qualms.web.problems import ProblemReply
 from qualms.web.reply import PredictReply
@@ -444,6 +445,33 @@ def test_the_scores_of_all_served_images_are_logged_whatever_the_operating_point
     assert lines[5]["scores"]["entropy"] == values[5]["ood"]["value"]
     assert lines[5]["image"] == lines[0]["image"]
     assert 'qualms_score_log_dropped_images{model="tiny",version="1.2"} 0.0' in client.get("/metrics").text
+
+
+def test_thresholds_by_size_are_used_in_replies_metrics_and_python(
+    start_service: Start, graph: bytes, sized_manifest: Manifest, encode: Encode, draw_images: Draw, tmp_path: Path
+) -> None:
+    bundle = write_bundle(tmp_path / "tiny.onnx", graph, sized_manifest)
+    client, model = start_service(bundle.path), open_model(bundle.path)
+    thresholds = {size: CalibrationSet(sized_manifest, size).flag_point().threshold for size in ("same", "larger")}
+    assert thresholds["same"] != thresholds["larger"]
+    small = [encode(image) for image in draw_images(31, 20)]
+    large = [encode(np.repeat(np.repeat(image, 2, axis=0), 2, axis=1)) for image in draw_images(31, 20)]
+    files = [("images", (f"{index}.png", data)) for index, data in enumerate([*small, *large])]
+    results = client.post("/predict", files=files).json()["results"]
+    assert [result["ood"]["threshold"] for result in results] == [
+        *[pytest.approx(thresholds["same"])] * 20,
+        *[pytest.approx(thresholds["larger"])] * 20,
+    ]
+    assert results[0]["ood"]["guarantee_text"] != results[-1]["ood"]["guarantee_text"]
+    flags = [result["ood"]["flag"] for result in results]
+    assert [result["ood"]["flag"] for result in model_results(model, [*small, *large])] == flags
+    assert f'qualms_ood_total{{model="tiny",version="1.2"}} {float(sum(flags))}' in client.get("/metrics").text
+    by_size = client.get("/models").json()["models"][0]["operating"]["ood"]["thresholds_by_size"]
+    assert by_size == {size: pytest.approx(threshold) for size, threshold in thresholds.items()}
+
+
+def model_results(model: Model, images: list[bytes]) -> list[dict[str, Any]]:
+    return [result.model_dump() for result in model.predict([*images])]
 
 
 def test_without_a_score_log_there_is_no_metric_of_it(client: httpx.Client) -> None:

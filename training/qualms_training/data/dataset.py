@@ -1,7 +1,6 @@
 """Images with and without labels, in memory or as files, and their preprocessing to a model's input."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from qualms.errors import ImageError
 from qualms.images.encodings import Encoding
 from qualms.images.input_spec import InputSpec
-from qualms.images.observed import observe
+from qualms.images.observed import ObservedEncoding, observe
 from qualms.images.preprocess import decode, from_array, preprocess, preprocess_batch
 from qualms_training.errors import DataError
 
@@ -29,8 +28,8 @@ class Received(NamedTuple):
 
     images: NDArray[np.uint8]
     """(N, H, W, C)"""
-    observed: dict[str, int]
-    """number of images by encoding (`qualms.images.observed`)"""
+    observed: list[ObservedEncoding]
+    """(N,) their encodings"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,17 +81,22 @@ class Images:
         The encoding of an image depends only on the seed and its index, not on the other images.
         """
         chosen = self._chosen(indices)
-        result, observed = np.empty((len(chosen), *spec.shape), np.uint8), Counter[str]()
+        result, observed = np.empty((len(chosen), *spec.shape), np.uint8), list[ObservedEncoding]()
         for row, index in enumerate(chosen.tolist()):
             image = self.images[index]
             sent = _read_file(image) if isinstance(image, Path) else image
             if encodings:
                 sent = _encode(sent, encodings, np.random.default_rng((seed, index)), image)
-            observed[observe(sent, spec).text] += 1
+            observed.append(observe(sent, spec))
             result[row] = _preprocess(sent, spec, image)
             if progress is not None:
                 progress(1)
-        return Received(result, dict(observed.most_common()))
+        return Received(result, observed)
+
+    def sizes(self, spec: InputSpec, indices: Indices | None = None) -> list[str]:
+        """(N,) sizes of the images as stored, relative to the model's input (`qualms.images.observed.SIZES`)."""
+        images = (self.images[index] for index in self._chosen(indices).tolist())
+        return [observe(_read_file(one) if isinstance(one, Path) else one, spec).size for one in images]
 
     def digest(self) -> str:
         """SHA-256 of pixels or file contents."""
@@ -163,6 +167,10 @@ class Selection:
     def conformed(self, spec: InputSpec, progress: Progress | None = None) -> NDArray[np.uint8]:
         """As `Images.conformed`."""
         return self.source.conformed(spec, self.indices, progress)
+
+    def sizes(self, spec: InputSpec) -> list[str]:
+        """As `Images.sizes`."""
+        return self.source.sizes(spec, self.indices)
 
     def received(
         self, spec: InputSpec, encodings: Sequence[Encoding], seed: int, progress: Progress | None = None

@@ -1,6 +1,7 @@
 """Parts of an evaluation: the guarantees by encoding and by class, and prediction sets."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from qualms.bundle.evaluation_results import (
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import GraphRunner, Outputs
 from qualms.decisions.operating_point import OperatingPoint
-from qualms.decisions.verdicts import Decider, Rule, decide
+from qualms.decisions.verdicts import Decider, Verdicts
 from qualms.errors import OperatingPointError
 from qualms.images.encodings import Encoding, covers, parse_encoding
 from qualms_training.console import Display
@@ -28,12 +29,32 @@ _SEED = 1
 """of encodings with a range"""
 
 
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """The graph's outputs for N images, and their sizes relative to the model's input (N,); None if they are not known."""
+
+    outputs: Outputs
+    sizes: Sequence[str | None] | None = None
+
+    def verdicts(self, decider: Decider, point: OperatingPoint) -> Verdicts | None:
+        """The verdicts at an operating point; None if the calibration does not support it."""
+        try:
+            return decider.decide_by_size(point, self.outputs, self.sizes or [None])
+        except OperatingPointError:
+            return None
+
+    def flags(self, decider: Decider, point: OperatingPoint) -> NDArray[np.bool_] | None:
+        """The flags (N,) at an operating point; None if the calibration does not support it."""
+        verdicts = self.verdicts(decider, point)
+        return None if verdicts is None else verdicts.flags
+
+
 def guarantee_results(
-    decider: Decider, outputs: Outputs, labels: NDArray[np.int64], targets: Sequence[float]
+    decider: Decider, sent: Sent, labels: NDArray[np.int64], targets: Sequence[float]
 ) -> list[GuaranteeResult]:
     """False-alarm rate and selective risk as measured, for each target."""
     measures = (_false_alarm_rate, _selective_risk)
-    return [measure(decider, outputs, labels, target) for target in targets for measure in measures]
+    return [measure(decider, sent, labels, target) for target in targets for measure in measures]
 
 
 def encoding_results(
@@ -59,18 +80,18 @@ def encoding_results(
         for text in encodings:
             encoding = parse_encoding(text)
 
-            def run(selection: Selection, encoding: Encoding = encoding) -> Outputs:
+            def run(selection: Selection, encoding: Encoding = encoding) -> Sent:
                 received = selection.received(manifest.input, [encoding], _SEED, advance)
-                return runner(received.images, progress=advance)
+                return Sent(runner(received.images, progress=advance), [one.size for one in received.observed])
 
-            outputs = run(images)
+            sent = run(images)
             results.append(
                 EncodingResult(
                     encoding=text,
                     calibrated=is_calibrated(manifest.calibration, encoding),
                     n=len(images),
-                    accuracy=100 * float((outputs["prediction"] == labels).mean()),
-                    realised=guarantee_results(decider, outputs, labels, targets),
+                    accuracy=100 * float((sent.outputs["prediction"] == labels).mean()),
+                    realised=guarantee_results(decider, sent, labels, targets),
                     detected=_detection(decider, [run(one) for one in sets.values()], targets),
                 )
             )
@@ -83,15 +104,15 @@ def is_calibrated(calibration: Calibration, encoding: Encoding) -> bool:
     return any(covers(parse_encoding(text), encoding) for text in listed)
 
 
-def class_results(manifest: Manifest, outputs: Outputs, labels: NDArray[np.int64]) -> list[ClassResult]:
+def class_results(manifest: Manifest, sent: Sent, labels: NDArray[np.int64]) -> list[ClassResult]:
     """False alarms at the default operating point, by predicted and by true class."""
     decider, target = Decider(manifest), manifest.operating.target_fpr
-    flags = _flags(decider, outputs, OperatingPoint())
+    flags = sent.flags(decider, OperatingPoint())
     if flags is None:
         return []
-    by_class = _flags(decider, outputs, OperatingPoint(guarantee="by-class"))
+    by_class = sent.flags(decider, OperatingPoint(guarantee="by-class"))
     results = []
-    for by, classes in (("predicted", outputs["prediction"]), ("true", labels)):
+    for by, classes in (("predicted", sent.outputs["prediction"]), ("true", labels)):
         for index, label in enumerate(manifest.classes):
             of_class = classes == index
             results.append(
@@ -109,7 +130,7 @@ def class_results(manifest: Manifest, outputs: Outputs, labels: NDArray[np.int64
     return results
 
 
-def set_results(manifest: Manifest, outputs: Outputs, labels: NDArray[np.int64]) -> list[SetResult]:
+def set_results(manifest: Manifest, sent: Sent, labels: NDArray[np.int64]) -> list[SetResult]:
     """Coverage and size of prediction sets; none if the model has no scores for them."""
     decider, results = Decider(manifest), []
     if manifest.calibration.label_scores is None and not any(
@@ -117,12 +138,11 @@ def set_results(manifest: Manifest, outputs: Outputs, labels: NDArray[np.int64])
     ):
         return []
     for coverage in SET_COVERAGES:
-        rule = _rule(decider, OperatingPoint(coverage=coverage))
-        if rule is None or rule.sets is None:
+        contained = _contained(decider, sent, coverage)
+        if contained is None:
             nothing = dict.fromkeys(("realised", "mean_size", "empty", "worst_class"))
             results.append(SetResult(coverage=coverage, n=len(labels), **nothing))
             continue
-        contained = rule.sets.contains(outputs["probabilities"])
         covered, sizes = contained[np.arange(len(labels)), labels], contained.sum(axis=1)
         by_class = [float(covered[labels == label].mean()) for label in np.unique(labels)]
         results.append(
@@ -138,43 +158,46 @@ def set_results(manifest: Manifest, outputs: Outputs, labels: NDArray[np.int64])
     return results
 
 
-def _rule(decider: Decider, point: OperatingPoint) -> Rule | None:
-    try:
-        return decider.rule(point)
-    except OperatingPointError:
-        return None
+def _contained(decider: Decider, sent: Sent, coverage: float) -> NDArray[np.bool_] | None:
+    """Whether each class is in the set of each image, (N, K); None if the calibration does not support the coverage."""
+    probabilities = sent.outputs["probabilities"]
+    result = np.zeros(probabilities.shape, bool)
+    sizes = np.array([size or "" for size in sent.sizes or [None] * len(result)])
+    for size in np.unique(sizes):
+        try:
+            point = decider.rule(OperatingPoint(coverage=coverage), str(size) or None).sets
+        except OperatingPointError:
+            return None
+        assert point is not None  # the operating point has a coverage
+        result[sizes == size] = point.contains(probabilities[sizes == size])
+    return result
 
 
-def _flags(decider: Decider, outputs: Outputs, point: OperatingPoint) -> NDArray[np.bool_] | None:
-    rule = _rule(decider, point)
-    return None if rule is None else decide(rule, outputs).flags
-
-
-def _false_alarm_rate(decider: Decider, outputs: Outputs, _: NDArray[np.int64], target: float) -> GuaranteeResult:
+def _false_alarm_rate(decider: Decider, sent: Sent, _: NDArray[np.int64], target: float) -> GuaranteeResult:
     """The share of test images that are flagged at a target false-alarm rate."""
-    flags = _flags(decider, outputs, OperatingPoint(target_fpr=target))
+    flags = sent.flags(decider, OperatingPoint(target_fpr=target))
     if flags is None:
         return GuaranteeResult(promise="false_alarm_rate", target=target, realised=None, n=0)
     return GuaranteeResult(promise="false_alarm_rate", target=target, realised=float(flags.mean()), n=len(flags))
 
 
-def _selective_risk(decider: Decider, outputs: Outputs, labels: NDArray[np.int64], target: float) -> GuaranteeResult:
+def _selective_risk(decider: Decider, sent: Sent, labels: NDArray[np.int64], target: float) -> GuaranteeResult:
     """The error rate among test images that are not flagged by default, and accepted at a target risk."""
-    rule = _rule(decider, OperatingPoint(target_risk=target))
-    if rule is None:
+    verdicts = sent.verdicts(decider, OperatingPoint(target_risk=target))
+    if verdicts is None:
         return GuaranteeResult(promise="selective_risk", target=target, realised=None, n=0)
-    accepted = decide(rule, outputs).accepts
+    accepted = verdicts.accepts
     assert accepted is not None  # if a requested risk is not supported, the rule is an error
-    wrong = outputs["prediction"] != labels
+    wrong = sent.outputs["prediction"] != labels
     risk = float(wrong[accepted].mean()) if accepted.any() else 0.0
     return GuaranteeResult(promise="selective_risk", target=target, realised=risk, n=int(accepted.sum()))
 
 
-def _detection(decider: Decider, sets: Sequence[Outputs], targets: Sequence[float]) -> list[DetectionResult]:
+def _detection(decider: Decider, sets: Sequence[Sent], targets: Sequence[float]) -> list[DetectionResult]:
     """The mean over OOD sets of the share of flagged images, for each target."""
     results = []
     for target in targets if sets else ():
-        flags = [_flags(decider, outputs, OperatingPoint(target_fpr=target)) for outputs in sets]
+        flags = [sent.flags(decider, OperatingPoint(target_fpr=target)) for sent in sets]
         rates = [float(one.mean()) for one in flags if one is not None]
         realised = float(np.mean(rates)) if rates else None
         results.append(DetectionResult(target=target, realised=realised, sets=len(sets)))

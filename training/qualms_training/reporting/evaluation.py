@@ -22,7 +22,7 @@ from qualms_training.data.own_images import labels_by_name, read_labelled_images
 from qualms_training.data.prepare import LabelledSplit, check_same_data, ood_sets, prepare, stored_ood_sets
 from qualms_training.errors import DataError, RecipeError
 from qualms_training.recipe import Recipe, check_recipe
-from qualms_training.reporting.breakdown import class_results, encoding_results, guarantee_results, set_results
+from qualms_training.reporting.breakdown import Sent, class_results, encoding_results, guarantee_results, set_results
 from qualms_training.reporting.report import accuracy_line, all_grids, to_rich
 
 MAX_SEEN = 0.01
@@ -68,7 +68,8 @@ def evaluate_bundle(
         else {key: selection.conformed(manifest.input) for key, selection in sets.items()}
     )
     outputs, ood_outputs = run_graph(runner, split.images, images, display)
-    result = evaluate(manifest, name, split.labels, outputs, ood_outputs, targets=recipe.report_targets)
+    sizes = split.stored.sizes(manifest.input) if manifest.calibration.sizes else None
+    result = evaluate(manifest, name, split.labels, outputs, ood_outputs, targets=recipe.report_targets, sizes=sizes)
     encodings = encoding_results(
         runner,
         manifest,
@@ -139,11 +140,13 @@ def evaluate(
     *,
     targets: Sequence[float],
     base_predictions: NDArray[np.int64] | None = None,
+    sizes: Sequence[str] | None = None,
 ) -> Evaluation:
     """Results from the graph's outputs for the test set `name` and for the OOD sets.
 
     `base_predictions` are the classes that the base predicts outside the graph; by default, those of the graph's base.
-    They are not used if the meta-model predicts.
+    They are not used if the meta-model predicts. `sizes` are those of the test images relative to the model's input, for
+    models whose thresholds depend on them.
     """
     uncertainty = uncertainties(outputs, manifest)
     ood = []
@@ -154,7 +157,7 @@ def evaluate(
         base_predictions = None
     elif base_predictions is None:
         base_predictions = outputs["base_probabilities"].argmax(axis=1)
-    prediction = outputs["prediction"]
+    prediction, sent = outputs["prediction"], Sent(outputs, sizes)
     return Evaluation(
         test_data=name,
         n=len(labels),
@@ -163,10 +166,10 @@ def evaluate(
         identical_predictions=None if base_predictions is None else bool((prediction == base_predictions).all()),
         ood=ood,
         misclassification=_misclassification(uncertainty, prediction != labels),
-        realised=guarantee_results(Decider(manifest), outputs, labels, targets),
+        realised=guarantee_results(Decider(manifest), sent, labels, targets),
         probabilities=_probabilities(manifest, outputs, labels),
-        classes=class_results(manifest, outputs, labels),
-        sets=set_results(manifest, outputs, labels),
+        classes=class_results(manifest, sent, labels),
+        sets=set_results(manifest, sent, labels),
     )
 
 
