@@ -18,7 +18,8 @@ from qualms_training.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
-    name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "service/README.md", "training/README.md")
+    name: (ROOT / name).read_text(encoding="utf-8")
+    for name in ("README.md", "service/README.md", "service/GUARANTEES.md", "training/README.md")
 }
 README = PAGES["README.md"]
 STARTUP_SECONDS = 60.0

@@ -56,6 +56,8 @@ def _facts(bundle: Bundle) -> Table:
     images = f"{calibration.n:,} images of {calibration.data}, split {calibration.split}{labels}{trimmed}"
     _row(table, "calibration", images)
     _row(table, "as sent", _as_sent(calibration))
+    if (kept := manifest.labelled_calibration) is not None:
+        _row(table, "trust from", f"{kept.n:,} earlier images of {kept.data}, for images like those")
     return table
 
 

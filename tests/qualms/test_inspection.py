@@ -77,7 +77,7 @@ def test_the_default_decisions_are_printed(bundle: Bundle) -> None:
         "flag as OOD",
         "fused",
         f"{flag.threshold:.6g}",
-        "at most 1 % of in-distribution images are flagged, for 95 % of calibration sets, for images like the stored "
+        "at most 1 % of in-distribution images are flagged, for 95 % of calibration sets, for images like the "
         "calibration images (confident; k = 1, n = 400)",
     ]
     assert cells(text, "trust") == [
@@ -114,7 +114,7 @@ def test_missing_labels_and_trimmed_images_are_printed(bundle: Bundle, unlabelle
     trimmed = unlabelled_manifest.calibration.model_copy(update={"trimmed": 0.025})
     text = printed(bundle, calibration=trimmed)
     assert fact(text, "calibration") == "400 images of drawn, split calibration, without labels, 2.5 % trimmed"
-    assert "assumes that 2.5 % of the calibration images were OOD" in cells(text, "flag as OOD")[3]
+    assert "if the 2.5 % that were trimmed were all OOD" in cells(text, "flag as OOD")[3]
     assert cells(text, "trust")[2] == "–"
     assert cells(text, "trust")[3].startswith(
         "The calibration images have no labels, so no error rate can be guaranteed;"
@@ -124,7 +124,9 @@ def test_missing_labels_and_trimmed_images_are_printed(bundle: Bundle, unlabelle
 def test_a_guarantee_by_class_is_printed(bundle: Bundle) -> None:
     operating = bundle.manifest.operating.model_copy(update={"guarantee": "by-class", "target_fpr": 0.05})
     row = cells(printed(bundle, operating=operating), "flag as OOD")
-    assert row[3].startswith("at most 5 % of images predicted as one class are flagged, for 95 % of calibration sets, ")
+    assert row[3].startswith(
+        "at most 5 % of images predicted as one class (or sharing a threshold) are flagged, for 95 % of calibration sets, "
+    )
     assert "(by-class; k = " in row[3]
 
 

@@ -208,7 +208,7 @@ def test_by_class_a_result_has_the_group_of_its_threshold(opened: Model, pixels:
 
 def test_a_result_has_the_guarantee_in_words(opened: Model, pixels: NDArray[np.uint8]) -> None:
     assert opened.predict(pixels).ood.guarantee_text == (
-        "at most 1 % of in-distribution images are flagged, for 95 % of calibration sets, for images like the stored "
+        "at most 1 % of in-distribution images are flagged, for 95 % of calibration sets, for images like the "
         "calibration images"
     )
 

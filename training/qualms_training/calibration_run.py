@@ -98,7 +98,6 @@ def run_calibration(
     if share:
         kept = plan.trimmed(settings, share)
         settings = {name: {key: values[kept] for key, values in one.items()} for name, one in settings.items()}
-        stored = stored[kept]
     counts = Counter(one.text for encodings in observed.values() for one in encodings)
     filled: dict[str, Any] = {"observed": dict(counts.most_common()), "fingerprints": fingerprints(stored)}
     return plan.calibrate(settings, labels, CalibrationSource(**{**source.fields(), **filled}), sizes)

@@ -130,12 +130,13 @@ def calibrate(
         ),
     ] = None,
     form: Annotated[
-        Form,
+        Form | None,
         typer.Option(
             help="worst: the guarantee holds for each encoding; by-size: the same, with thresholds for images of the model's input "
-            "size, larger and smaller ones; mixture: it holds for all encodings in the listed shares."
+            "size, larger and smaller ones; mixture: it holds for all encodings in the listed shares.",
+            show_default="worst",
         ),
-    ] = Form.worst,
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of drawn encodings.")] = 0,
     unlabelled: Annotated[
         bool, typer.Option("--unlabelled", help="Ignore labels, and use all images in and below the folder.")
@@ -175,7 +176,7 @@ def calibrate(
         from_log=from_log,
         data_dir=data,
         as_sent=[part.strip() for text in as_sent or [] for part in text.split(",")],
-        form=form.value,
+        form=None if form is None else form.value,
         seed=seed,
         unlabelled=unlabelled,
         keep_trust=keep_trust,

@@ -1,8 +1,9 @@
 """The manifest's calibration: scores of images that were not used for training, and how these images were sent."""
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,6 +16,10 @@ CalibrationForm = Literal["mixture", "worst", "by-size"]
 """`mixture`: each image was sent in one encoding of the list, drawn at random, and the guarantee is for that mixture.
 `worst`: each image was sent in every setting of the list, and the guarantee is for each setting and every mixture of them.
 `by-size`: as `worst`, but images of the model's input size, larger and smaller ones each have their own thresholds."""
+
+
+_MIN_SHARE = 0.01
+"""share of the calibration images from which on their encoding counts as calibrated"""
 
 
 class TrustGrid(ManifestPart):
@@ -37,6 +42,8 @@ class TrustGrid(ManifestPart):
             raise ValueError("levels, thresholds, accepted and errors must have the same length, at least 1")
         if not is_ascending(self.levels) or not is_ascending(self.thresholds):
             raise ValueError("levels and thresholds must be ascending")
+        if self.levels[0] < 0 or self.levels[-1] > 1:
+            raise ValueError("levels must be from 0 to 1")
         if len(counts) == 1:
             raise ValueError("accepted and errors belong together")
         if counts and any(not 0 <= errors <= accepted for accepted, errors in zip(*counts, strict=True)):
@@ -49,7 +56,7 @@ class AsSent(ManifestPart):
 
     encodings: list[str] = Field(min_length=1)
     form: CalibrationForm
-    seed: int
+    seed: int = Field(ge=0, lt=2**63)
     """of the encodings, qualities and factors that were drawn"""
 
     @model_validator(mode="after")
@@ -63,7 +70,9 @@ class AsSent(ManifestPart):
     @property
     def text(self) -> str:
         """The images that the guarantee is for, in words."""
-        names = list(dict.fromkeys(self.encodings))
+        shares = Counter(self.encodings)
+        weighted = self.form == "mixture" and len(set(shares.values())) > 1
+        names = [f"{name} ({count} of {len(self.encodings)})" if weighted else name for name, count in shares.items()]
         listed = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
         return f"images sent as {listed}" + (", in the listed shares" if self.form == "mixture" else ", in any shares")
 
@@ -115,10 +124,10 @@ class Calibration(ManifestPart):
     """None if the images were used as they are stored"""
     settings: list[PairedScores] = Field([], exclude_if=is_empty)
     """the images in every setting, in the forms `worst` and `by-size`"""
-    observed: dict[str, int] = Field({}, exclude_if=is_empty)
+    observed: dict[str, Annotated[int, Field(ge=0)]] = Field({}, exclude_if=is_empty)
     """number of images by encoding (`qualms.images.observed`); an image counts once in every setting"""
     fingerprints: UInt64Array | None = Field(None, exclude_if=is_none)
-    """(n,) fingerprints of the images as they are stored (`qualms.images.fingerprints`)"""
+    """(n,) fingerprints of the images as they are stored (`qualms.images.fingerprints`), and those of trimmed images"""
     trimmed: float | None = Field(None, exclude_if=is_none, ge=0, lt=1)
     """share of the images with the highest flag scores that were left out, as presumably out of distribution"""
 
@@ -126,6 +135,13 @@ class Calibration(ManifestPart):
     def is_sorted(self) -> bool:
         """Whether this is the calibration of an earlier bundle."""
         return self.trust.accepted is not None
+
+    @property
+    def seen_encodings(self) -> frozenset[str] | None:
+        """Encodings of at least 1 % of the images, as texts of ObservedEncoding; None in bundles of earlier versions."""
+        if not self.observed:
+            return None
+        return frozenset(text for text, count in self.observed.items() if count >= _MIN_SHARE * self.n)
 
     @property
     def sizes(self) -> list[str]:
@@ -174,6 +190,10 @@ class Calibration(ManifestPart):
                 raise ValueError(f"trust.accepted must be at most n, {self.n}")
             if self.wrong is not None or self.settings:
                 raise ValueError("with wrong or settings, trust must not have accepted and errors")
+            if self.predictions is not None:
+                raise ValueError("predictions need scores in the order of the images")
+        if self.fingerprints is not None and (self.fingerprints.ndim != 1 or len(self.fingerprints) < self.n):
+            raise ValueError(f"fingerprints must be at least {self.n} values")
         if bool(self.settings) != (self.as_sent is not None and self.as_sent.has_settings):
             raise ValueError("settings and the form 'worst' or 'by-size' of as_sent belong together")
         if (

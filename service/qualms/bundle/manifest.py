@@ -39,9 +39,9 @@ class SetMethod(ManifestPart):
     """How prediction sets are formed, explained in `qualms.decisions.prediction_sets`."""
 
     method: Literal["lac", "raps"] = "lac"
-    penalty: Annotated[float, Field(ge=0)] = 0.01
+    penalty: Annotated[float, Field(ge=0, le=1000)] = 0.01
     """raps: added to the score of a class for each rank beyond `free_ranks`"""
-    free_ranks: Annotated[int, Field(ge=1)] = 1
+    free_ranks: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """raps: the number of most probable classes without a penalty"""
 
 

@@ -10,7 +10,7 @@ Which classes are pooled depends only on the numbers of images, not on their sco
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
@@ -38,10 +38,15 @@ class ClassGroup:
     classes: tuple[int, ...]
     point: FlagPoint
     """of the setting with the largest threshold"""
+    points: tuple[FlagPoint, ...]
+    """of every setting"""
     ascending: tuple[npt.NDArray[np.float64], ...]
     """by setting: uncertainty of the calibration images predicted as one of the classes"""
-    rate_bound: float
-    """largest of the settings"""
+
+    @property
+    def rate_bound(self) -> float:
+        """Largest of the settings."""
+        return max(point.rate_bound for point in self.points)
 
     @property
     def n(self) -> int:
@@ -52,6 +57,18 @@ class ClassGroup:
         """p-values (N,) of images predicted as one of the classes; the largest over the settings."""
         largest: npt.NDArray[np.float64] = np.max([p_values(uncertainty, one) for one in self.ascending], axis=0)
         return largest
+
+
+@dataclass(frozen=True)
+class _ClassPoint(FlagPoint):
+    """The loosest threshold of several groups of classes."""
+
+    groups: tuple[ClassGroup, ...] = field(default=(), compare=False)
+
+    @property
+    def rate_bound(self) -> float:
+        """Largest of the groups."""
+        return max(group.rate_bound for group in self.groups)
 
 
 class ClassFlags:
@@ -67,33 +84,34 @@ class ClassFlags:
                 sample[members[0]] if len(members) == 1 else np.sort(np.concatenate([sample[i] for i in members]))
                 for sample in samples
             )
-            points = [
+            points = tuple(
                 choose_flag_point(one, score=score, direction=direction, target_fpr=target_fpr, guarantee="by-class")
                 for one in ascending
-            ]
+            )
             loosest = max(points, key=lambda point: float(as_uncertainty(point.threshold, direction)))
-            return ClassGroup(members, loosest, ascending, max(point.rate_bound for point in points))
+            return ClassGroup(members, loosest, points, ascending)
 
         self.groups = [group(members) for members in group_classes(counts, needed)]
         self.group_of = np.zeros(counts.shape[1], np.intp)
         for index, one in enumerate(self.groups):
             self.group_of[list(one.classes)] = index
         self._direction = direction
+        self._n = int(counts[0].sum())
 
     @cached_property
     def point(self) -> FlagPoint:
-        """All thresholds as one point: its threshold is the loosest, and its rate bound the largest."""
+        """All thresholds as one point with the loosest threshold; its rate bound is the largest of all groups."""
         points = [group.point for group in self.groups]
         loosest = max(points, key=lambda point: float(as_uncertainty(point.threshold, self._direction)))
-        return FlagPoint(
+        return _ClassPoint(
             score=loosest.score,
             direction=self._direction,
             target_fpr=loosest.target_fpr,
             guarantee="by-class",
             k=sum(point.k for point in points),
-            n=sum(point.n for point in points),
+            n=self._n,
             threshold=loosest.threshold,
-            rate_bound=max(group.rate_bound for group in self.groups),
+            groups=tuple(self.groups),
         )
 
     @cached_property

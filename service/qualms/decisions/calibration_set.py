@@ -1,7 +1,7 @@
 """A manifest's calibration images: the thresholds of any operating point are chosen from them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -17,8 +17,8 @@ from qualms.decisions.prediction_sets import SetPoint, choose_set_point
 from qualms.decisions.trust import RiskEvidence, TrustPoint, choose_trust_point, count_accepted
 from qualms.errors import OperatingPointError
 
-_CACHED_CLASS_FLAGS = 16
-"""the thresholds of one rule are requested several times"""
+_CACHED = 64
+"""thresholds of recent operating points: requests that differ in one parameter share the others"""
 _NO_LABELS = (
     "The calibration images have no labels, so {what} can be guaranteed; calibrate on labelled images, or keep an earlier "
     "guarantee with --keep-trust."
@@ -59,7 +59,9 @@ class CalibrationSet:
         self._labelled = manifest.labelled_calibration or manifest.calibration
         self._ascending: dict[str, npt.NDArray[np.float64]] = {}
         self._by_class: dict[str, list[ByClass]] = {}
-        self._class_flags = lru_cache(maxsize=_CACHED_CLASS_FLAGS)(self._make_class_flags)
+        self._class_flags = lru_cache(maxsize=_CACHED)(self._make_class_flags)
+        self._flag_point = lru_cache(maxsize=_CACHED)(self._choose_flag_point)
+        self._trust_point = lru_cache(maxsize=_CACHED)(self._choose_trust_point)
 
     def ascending(self, score: str) -> npt.NDArray[np.float64]:
         """(n,) uncertainty of the calibration images, ascending; of several settings, their envelope."""
@@ -88,6 +90,9 @@ class CalibrationSet:
 
     def flag_point(self, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> FlagPoint:
         """The flag threshold of an operating point; OperatingPointError if the images cannot support it."""
+        return self._flag_point(replace(point, target_risk=None, coverage=None))
+
+    def _choose_flag_point(self, point: OperatingPoint) -> FlagPoint:
         flags = self.class_flags(point)
         if flags is not None:
             return flags.point
@@ -141,6 +146,9 @@ class CalibrationSet:
 
     def trust_point(self, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> TrustPoint:
         """The trust threshold of an operating point; OperatingPointError if the images cannot support it or its flag."""
+        return self._trust_point(replace(point, coverage=None))
+
+    def _choose_trust_point(self, point: OperatingPoint) -> TrustPoint:
         defaults = self._manifest.operating
         flags, flag = self.class_flags(point), self.flag_point(point)
         return choose_trust_point(
@@ -153,16 +161,24 @@ class CalibrationSet:
 
     def set_point(self, coverage: float) -> SetPoint:
         """The threshold of prediction sets; OperatingPointError if the images cannot support the coverage."""
-        scores = [sample.label_scores for sample in self._labelled_samples]
-        present = [one for one in scores if one is not None]
-        if len(present) < len(scores):
+        scores = self._label_scores
+        if scores is None:
             reason = (
                 "This model was calibrated with an earlier version and has no scores for prediction sets; recalibrate it."
                 if self._labelled.has_labels
                 else _NO_LABELS.format(what="no coverage of prediction sets")
             )
             raise OperatingPointError(reason, "coverage")
-        return choose_set_point(present, coverage, self._manifest.sets)
+        return choose_set_point([scores], coverage, self._manifest.sets)
+
+    @cached_property
+    def _label_scores(self) -> npt.NDArray[np.float32] | None:
+        """(n,) scores of the true classes, ascending; of several settings, their envelope. None if they are not known."""
+        scores = [one.label_scores for one in self._labelled_samples]
+        if any(one is None for one in scores):
+            return None
+        envelope: npt.NDArray[np.float32] = np.max([np.sort(one) for one in scores if one is not None], axis=0)
+        return envelope
 
     def _score(self, point: OperatingPoint) -> str:
         """The flag score of an operating point."""

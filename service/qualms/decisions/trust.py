@@ -45,6 +45,7 @@ from qualms.decisions.binomial import binomial_cdf, upper_bound
 from qualms.errors import OperatingPointError
 
 _CONFIDENCE = 0.95
+_CHERNOFF_NATS = -math.log(1 - _CONFIDENCE) * (1 + 1e-9)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,8 +152,18 @@ def choose_trust_point(
 
 
 def _passes(evidence: RiskEvidence, j: int, target_risk: float) -> bool:
-    """Whether the exact test rejects that the risk at threshold j exceeds the target."""
-    return binomial_cdf(int(evidence.errors[j]), int(evidence.accepted[j]), target_risk) <= 1 - _CONFIDENCE
+    """Whether the exact test rejects that the risk at threshold j exceeds the target.
+
+    Chernoff's bound on the tail decides most cases: it is never below the exact tail, and a hundred times as fast.
+    """
+    errors, accepted = int(evidence.errors[j]), int(evidence.accepted[j])
+    rate = errors / accepted if accepted else 1.0
+    if rate >= target_risk:  # the median of the binomial distribution is at most one above its mean
+        return binomial_cdf(errors, accepted, target_risk) <= 1 - _CONFIDENCE
+    divergence = (1 - rate) * math.log((1 - rate) / (1 - target_risk))
+    if errors:
+        divergence += rate * math.log(rate / target_risk)
+    return accepted * divergence >= _CHERNOFF_NATS or binomial_cdf(errors, accepted, target_risk) <= 1 - _CONFIDENCE
 
 
 def _first_level(evidence: Sequence[RiskEvidence], target_risk: float) -> int:

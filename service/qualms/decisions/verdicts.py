@@ -148,15 +148,15 @@ def _where(rows: NDArray[np.bool_], chosen: Verdicts, others: Verdicts) -> Verdi
 
 def guarantee_text(flag: FlagPoint, calibration: Calibration, size: str | None = None) -> str:
     """The guarantee of a flag in one sentence, with the images that it is for."""
-    whom = "images predicted as one class" if flag.guarantee == "by-class" else "in-distribution images"
+    by_class = flag.guarantee == "by-class"
+    whom = "images predicted as one class (or sharing a threshold)" if by_class else "in-distribution images"
     sets = "on average over calibration sets" if flag.guarantee == "marginal" else "for 95 % of calibration sets"
-    like = "images like the stored calibration images" if calibration.as_sent is None else calibration.as_sent.text
+    like = "images like the calibration images" if calibration.as_sent is None else calibration.as_sent.text
     sized = "" if size is None else f", with the threshold of images of {SIZE_TEXTS[size]}"
-    trimmed = (
-        f"; assumes that {100 * calibration.trimmed:g} % of the calibration images were OOD"
-        if calibration.trimmed
-        else ""
-    )
+    trimmed = ""
+    if calibration.trimmed:
+        bound = 100 * (flag.target_fpr + calibration.trimmed)
+        trimmed = f", if the {100 * calibration.trimmed:g} % that were trimmed were all OOD (else at most {bound:g} %)"
     return f"at most {100 * flag.target_fpr:g} % of {whom} are flagged, {sets}, for {like}{sized}{trimmed}"
 
 

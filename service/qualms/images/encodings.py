@@ -59,7 +59,7 @@ class Step:
         return f"{self.name}:{values}" + (f":{self.method}" if self.method else "")
 
     def settings(self) -> "list[Step]":
-        """Steps without a range that bound this one: both ends, values between them (_BETWEEN), and two resampling methods."""
+        """Steps without a range that represent this one: both ends, values between them (_BETWEEN), and two resampling methods."""
         if self.low is None or self.high is None:
             return [self]
         values = {self.low, self.high}
@@ -85,7 +85,7 @@ class Encoding:
         return "+".join(step.text for step in self.steps)
 
     def settings(self) -> "list[Encoding]":
-        """Encodings without a range that bound this one."""
+        """Encodings without a range that represent this one."""
         return [Encoding(steps) for steps in product(*(step.settings() for step in self.steps))]
 
     def encode(self, image: Image.Image, rng: np.random.Generator) -> bytes:
@@ -130,7 +130,7 @@ def parse_encodings(texts: Iterable[str]) -> list[Encoding]:
 
 
 def all_settings(encodings: Iterable[Encoding]) -> list[Encoding]:
-    """Encodings without a range that bound all of these, each once."""
+    """Encodings without a range that represent all of these, each once."""
     return list(dict.fromkeys(setting for encoding in encodings for setting in encoding.settings()))
 
 

@@ -14,3 +14,8 @@ def fingerprints(images: NDArray[np.uint8]) -> NDArray[np.uint64]:
     """
     digests = [hashlib.sha256(np.ascontiguousarray(image).data).digest()[:8] for image in images]
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+
+
+def first_of_each(values: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Indices of the first image with each fingerprint, ascending: repetitions of an image are not independent."""
+    return np.sort(np.unique(values, return_index=True)[1]).astype(np.int64)

@@ -37,8 +37,6 @@ ROUTES = ("predict", "models", "metrics", "health", "docs", "other")
 _MAX_PENDING_ROWS = 256
 _MAX_PENDING_BATCHES = 16
 """pending batches are counted when either number is reached; counting more at once would delay a request for too long"""
-_MIN_SHARE = 0.01
-"""share of the calibration images from which on their encoding counts as calibrated"""
 OPEN_METRICS = "application/openmetrics-text"
 
 
@@ -251,7 +249,7 @@ class ModelMetrics:
             "Images by format, rough quality, size relative to the model's input, and whether the calibration had such."
         )
         images = self._counter("images", text, "format", "quality", "size", "calibrated")
-        seen = calibrated_encodings(manifest)
+        seen = manifest.calibration.seen_encodings
         return {
             one: images.labels(
                 **self.labels,
@@ -299,14 +297,6 @@ class ModelMetrics:
     def _track(self, collector: M) -> M:
         self._collectors.append(collector)
         return collector
-
-
-def calibrated_encodings(manifest: Manifest) -> frozenset[str] | None:
-    """Encodings of at least 1 % of the calibration images, as texts of ObservedEncoding; None in bundles of earlier versions."""
-    calibration = manifest.calibration
-    if not calibration.observed:
-        return None
-    return frozenset(text for text, count in calibration.observed.items() if count >= _MIN_SHARE * calibration.n)
 
 
 def _cumulative(values: NDArray[Any], bounds: Sequence[float]) -> NDArray[np.intp]:

@@ -305,7 +305,7 @@ class PredictCall:
         spec = self._model.bundle.manifest.input
         encodings = self._encodings or [observe(image, spec) for image in self._inline_inputs or []]
         try:
-            body = self._model.writer.write(result, self._query, self.id, [one.size for one in encodings])
+            body = self._model.writer.write(result, self._query, self.id, encodings)
         except Exception as error:
             self.fail(error)
             return

@@ -13,6 +13,7 @@ from qualms.bundle.manifest import AlphaKind, Predictor
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.decisions.results import ReplyPart, Result, ResultBuilder, ResultRow
 from qualms.decisions.verdicts import Decider, Verdicts, decide
+from qualms.images.observed import ObservedEncoding
 from qualms.inference.batch import Answer, Batch
 
 
@@ -94,8 +95,8 @@ class ModelReply(ModelSummary):
     manifest: dict[str, Any]
 
 
-_SIZES = "sizes of images"
-"""key of a batch's cache: the size of the images by row, as far as their replies were written"""
+_ENCODINGS = "encodings"
+"""key of a batch's cache"""
 _Decided: TypeAlias = tuple[Verdicts, list[ResultRow], Callable[[ResultRow], dict[str, Any]]]
 
 
@@ -118,11 +119,17 @@ class ReplyWriter:
 
     def verdicts(self, batch: Batch) -> Verdicts:
         """The verdicts on a batch at the default operating point, for images whose replies were written by their size."""
-        sizes: dict[int, str] | None = batch.cache.get(_SIZES)
-        if sizes is None:
+        if not self._decider.sizes:
             return self._decide(batch, DEFAULT_QUERY)[0]
-        rows = [sizes.get(row) for row in range(batch.rows)]
-        return self._decider.decide_by_size(DEFAULT_OPERATING_POINT, self.outputs(batch), rows)
+        known = self.encodings(batch)
+        sizes = [known[row].size if row in known else None for row in range(batch.rows)]
+        return self._decider.decide_by_size(DEFAULT_OPERATING_POINT, self.outputs(batch), sizes)
+
+    @staticmethod
+    def encodings(batch: Batch) -> dict[int, ObservedEncoding]:
+        """The encodings of a batch's images by row, as far as their replies were written."""
+        encodings: dict[int, ObservedEncoding] = batch.cache.setdefault(_ENCODINGS, {})
+        return encodings
 
     def check(self, query: Query) -> None:
         """Raise OperatingPointError or ExplanationError if `write` would do so."""
@@ -131,23 +138,24 @@ class ReplyWriter:
         if query.explain:
             self._builder.check_explainable()
 
-    def write(self, answer: Answer, query: Query, request_id: str, sizes: Sequence[str] = ()) -> bytes:
-        """The JSON body for one request; `sizes` are those of its images (`qualms.images.observed.SIZES`)."""
-        if self._decider.sizes and sizes:
-            results = self._results_by_size(answer, query, sizes)
+    def write(self, answer: Answer, query: Query, request_id: str, encodings: Sequence[ObservedEncoding] = ()) -> bytes:
+        """The JSON body for one request, whose images have these encodings."""
+        self.encodings(answer.batch).update(enumerate(encodings, start=answer.start))
+        if self._decider.sizes and encodings:
+            results = self._results_by_size(answer, query, encodings)
         else:
             _, rows, nested = self._decide(answer.batch, query)
             results = [nested(row) for row in rows[answer.start : answer.start + answer.count]]
         reply = {"model": self._model, "request_id": request_id, "results": results}
         return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
 
-    def _results_by_size(self, answer: Answer, query: Query, sizes: Sequence[str]) -> list[dict[str, Any]]:
+    def _results_by_size(
+        self, answer: Answer, query: Query, encodings: Sequence[ObservedEncoding]
+    ) -> list[dict[str, Any]]:
         """The results of images whose rules depend on their size; the whole batch is decided once by each rule."""
-        known: dict[int, str] = answer.batch.cache.setdefault(_SIZES, {})
         results = []
-        for row, size in enumerate(sizes, start=answer.start):
-            known[row] = size
-            _, rows, nested = self._decide(answer.batch, query, size)
+        for row, encoding in enumerate(encodings, start=answer.start):
+            _, rows, nested = self._decide(answer.batch, query, encoding.size)
             results.append(nested(rows[row]))
         return results
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
-from qualms.bundle.calibration_data import Calibration
+from qualms.bundle.manifest import Manifest
 from qualms.telemetry.metrics import OPEN_METRICS, expose
 from qualms.web.openapi import problem_response
 from qualms.web.predict import PATH as PREDICT_PATH
@@ -118,19 +118,21 @@ def _summary(model: ServedModel) -> ModelSummary:
         alpha=manifest.alpha,
         flag_terms=manifest.flag_terms,
         operating=operating,
-        calibration=_calibration_summary(manifest.calibration),
+        calibration=_calibration_summary(manifest),
         provider=model.engine.provider,
         max_batch=model.engine.max_batch,
         cost_seconds=dict(zip(map(str, model.engine.cost.sizes), model.engine.cost.seconds, strict=True)),
     )
 
 
-def _calibration_summary(calibration: Calibration) -> dict[str, Any]:
+def _calibration_summary(manifest: Manifest) -> dict[str, Any]:
+    calibration, kept = manifest.calibration, manifest.labelled_calibration
     as_sent = calibration.as_sent
     return {
         "n": calibration.n,
         "data": calibration.data,
         "labels": calibration.has_labels,
+        "kept_labels": None if kept is None else {"n": kept.n, "data": kept.data},
         "as_sent": None if as_sent is None else as_sent.model_dump(),
         "observed": calibration.observed,
         "trimmed": calibration.trimmed,

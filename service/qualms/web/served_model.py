@@ -60,4 +60,4 @@ class ServedModel:
         outputs = self.writer.outputs(batch)
         self.metrics.observe(outputs, self.writer.verdicts(batch), batch.runs)
         if self._score_log is not None:
-            self._score_log.write(batch.images, outputs)
+            self._score_log.write(batch.images, outputs, self.writer.encodings(batch))

@@ -144,7 +144,7 @@ def test_an_unknown_guarantee_is_refused_with_the_accepted_ones() -> None:
 
 def test_a_flag_point_has_its_parameters_threshold_and_rate_bound() -> None:
     flag = point(np.arange(1_000.0), 0.05)
-    assert flag == FlagPoint("score", "higher", 0.05, "confident", 39, 1_000, 961.0, flag.rate_bound)
+    assert flag == FlagPoint("score", "higher", 0.05, "confident", 39, 1_000, 961.0)
     assert flag.rate_bound == pytest.approx(float(stats.beta.isf(0.001, 39, 962)), rel=1e-10)
     assert flag.flags([960.0, 961.0, 961.5, math.nan]).tolist() == [False, False, True, True]
 

@@ -142,8 +142,8 @@ def test_with_thresholds_by_class_a_result_has_the_threshold_and_the_images_of_i
     assert [one["flag"] for one in ood] == [False, False, False, True]
     assert [one["p_value"] for one in ood] == [51 / 301, 51 / 101, 11 / 101, 2 / 301]
     assert {one["guarantee_text"] for one in ood} == {
-        "at most 5 % of images predicted as one class are flagged, for 95 % of calibration sets, for images like the "
-        "stored calibration images"
+        "at most 5 % of images predicted as one class (or sharing a threshold) are flagged, for 95 % of "
+        "calibration sets, for images like the calibration images"
     }
 
 
@@ -214,7 +214,7 @@ def test_values_are_those_of_their_own_row(manifest: Manifest, outputs: dict[str
             "target_fpr": 0.3,
             "guarantee": "marginal",
             "guarantee_text": "at most 30 % of in-distribution images are flagged, on average over calibration sets, "
-            "for images like the stored calibration images",
+            "for images like the calibration images",
         }
         assert document["trust"] == {
             "accept": bool(verdicts.accepts[row]),

@@ -158,13 +158,16 @@ def test_the_refused_parameter_is_named(decider: Decider, operating_point: Opera
     [
         ("confident", "at most 2.5 % of in-distribution images are flagged, for 95 % of calibration sets"),
         ("marginal", "at most 2.5 % of in-distribution images are flagged, on average over calibration sets"),
-        ("by-class", "at most 2.5 % of images predicted as one class are flagged, for 95 % of calibration sets"),
+        (
+            "by-class",
+            "at most 2.5 % of images predicted as one class (or sharing a threshold) are flagged, for 95 % of calibration sets",
+        ),
     ],
 )
 @pytest.mark.parametrize(
     ("as_sent", "whom"),
     [
-        (None, "images like the stored calibration images"),
+        (None, "images like the calibration images"),
         (AsSent(encodings=["png"], form="mixture", seed=0), "images sent as png, in the listed shares"),
         (
             AsSent(encodings=["png", "jpeg:75-95", "resize:2"], form="worst", seed=0),
@@ -174,7 +177,7 @@ def test_the_refused_parameter_is_named(decider: Decider, operating_point: Opera
 )
 @pytest.mark.parametrize(
     ("trimmed", "end"),
-    [(None, ""), (0.0, ""), (0.025, "; assumes that 2.5 % of the calibration images were OOD")],
+    [(None, ""), (0.0, ""), (0.025, ", if the 2.5 % that were trimmed were all OOD (else at most 5 %)")],
 )
 def test_the_text_of_a_guarantee_names_the_rate_the_images_and_the_assumption(
     manifest: Manifest,

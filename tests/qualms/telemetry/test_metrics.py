@@ -28,7 +28,6 @@ from qualms.telemetry.metrics import (
     Histogram,
     ModelMetrics,
     ServiceMetrics,
-    calibrated_encodings,
     expose,
 )
 from qualms.web.predict import REASONS, STATUSES
@@ -330,12 +329,12 @@ def test_an_encoding_is_calibrated_from_one_percent_of_the_images_on(
 
 
 def test_without_recorded_encodings_it_is_unknown_whether_an_image_is_calibrated(earlier_manifest: Manifest) -> None:
-    assert calibrated_encodings(earlier_manifest) is None
+    assert earlier_manifest.calibration.seen_encodings is None
     assert calibrated(earlier_manifest, ObservedEncoding("png", "lossless", "same")) == "unknown"
 
 
 def test_all_settings_of_the_form_worst_are_calibrated(worst_manifest: Manifest) -> None:
-    assert calibrated_encodings(worst_manifest) == frozenset({"lossless, same size", "jpeg 70-79, same size"})
+    assert worst_manifest.calibration.seen_encodings == frozenset({"lossless, same size", "jpeg 70-79, same size"})
     assert calibrated(worst_manifest, ObservedEncoding("jpeg", "70-79", "same")) == "true"
     assert calibrated(worst_manifest, ObservedEncoding("jpeg", "80-89", "same")) == "false"
 

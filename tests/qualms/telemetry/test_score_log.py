@@ -76,6 +76,7 @@ def test_a_line_has_graph_fingerprint_class_and_all_scores(path: Path) -> None:
         assert line == {
             "graph": GRAPH,
             "image": f"{int(fingerprints(images)[row]):016x}",
+            "encoding": None,
             "prediction": int(outputs["prediction"][row]),
             "scores": {name: pytest.approx(outputs[name][row], rel=1e-7) for name in SCORES},
         }

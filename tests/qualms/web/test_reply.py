@@ -84,7 +84,7 @@ def test_a_reply_contains_the_rows_of_its_own_request(
                 "target_fpr": 0.01,
                 "guarantee": "confident",
                 "guarantee_text": "at most 1 % of in-distribution images are flagged, for 95 % of calibration sets, "
-                "for images like the stored calibration images",
+                "for images like the calibration images",
             },
             "trust": {
                 "accept": bool(verdicts.accepts[row]),

@@ -84,7 +84,7 @@ def test_models_lists_input_operating_point_calibration_and_cost(
     assert (model["alpha"], model["flag_terms"]) == ("joined", ["entropy", "meta_mutual_information"])
     assert model["operating"]["ood"]["score"] == "fused"
     assert model["operating"]["ood"]["guarantee_text"] == (
-        "at most 1 % of in-distribution images are flagged, for 95 % of calibration sets, for images like the stored "
+        "at most 1 % of in-distribution images are flagged, for 95 % of calibration sets, for images like the "
         "calibration images"
     )
     assert 0.003 < model["operating"]["ood"]["rate_bound"] < 0.05
@@ -95,6 +95,7 @@ def test_models_lists_input_operating_point_calibration_and_cost(
         "n": 400,
         "data": "drawn",
         "labels": True,
+        "kept_labels": None,
         "as_sent": None,
         "observed": {"lossless, same size": 400},
         "trimmed": None,
@@ -133,6 +134,7 @@ def test_the_arrays_of_a_kept_calibration_are_left_out(
     shown = client.get("/models/tiny").json()
     assert set(shown["manifest"]["labelled_calibration"]) == {"n", "split", "data", "data_sha256", "observed"}
     assert shown["calibration"]["labels"] is False
+    assert shown["calibration"]["kept_labels"] == {"n": 400, "data": "drawn"}
     assert shown["operating"]["trust"]["refusal"] is None
 
 

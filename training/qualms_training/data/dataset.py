@@ -93,10 +93,10 @@ class Images:
                 progress(1)
         return Received(result, observed)
 
-    def sizes(self, spec: InputSpec, indices: Indices | None = None) -> list[str]:
-        """(N,) sizes of the images as stored, relative to the model's input (`qualms.images.observed.SIZES`)."""
+    def observed(self, spec: InputSpec, indices: Indices | None = None) -> list[ObservedEncoding]:
+        """(N,) encodings of the images as stored."""
         images = (self.images[index] for index in self._chosen(indices).tolist())
-        return [observe(_read_file(one) if isinstance(one, Path) else one, spec).size for one in images]
+        return [observe(_read_file(one) if isinstance(one, Path) else one, spec) for one in images]
 
     def digest(self) -> str:
         """SHA-256 of pixels or file contents."""
@@ -168,9 +168,9 @@ class Selection:
         """As `Images.conformed`."""
         return self.source.conformed(spec, self.indices, progress)
 
-    def sizes(self, spec: InputSpec) -> list[str]:
-        """As `Images.sizes`."""
-        return self.source.sizes(spec, self.indices)
+    def observed(self, spec: InputSpec) -> list[ObservedEncoding]:
+        """As `Images.observed`."""
+        return self.source.observed(spec, self.indices)
 
     def received(
         self, spec: InputSpec, encodings: Sequence[Encoding], seed: int, progress: Progress | None = None

@@ -69,7 +69,10 @@ def _class_folders(top: Path) -> list[Path]:
         elif entry.suffix.lower() in SUFFIXES:
             raise DataError(f"Image {entry} belongs to no class; images are accepted only in class folders.")
     if not folders:
-        raise DataError(f"Data folder {top} has no class folders; one folder of images per class is needed.")
+        raise DataError(
+            f"Data folder {top} has no class folders; one folder of images per class is needed (or, where labels are not, "
+            "images directly in the folder)."
+        )
     return folders
 
 

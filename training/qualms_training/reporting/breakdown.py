@@ -1,12 +1,12 @@
 """Parts of an evaluation: the guarantees by encoding and by class, and prediction sets."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qualms.bundle.calibration_data import Calibration
 from qualms.bundle.evaluation_results import (
     ClassResult,
     DetectionResult,
@@ -19,7 +19,8 @@ from qualms.bundle.runtime import GraphRunner, Outputs
 from qualms.decisions.operating_point import OperatingPoint
 from qualms.decisions.verdicts import Decider, Verdicts
 from qualms.errors import OperatingPointError
-from qualms.images.encodings import Encoding, covers, parse_encoding
+from qualms.images.encodings import FORMATS, Encoding, covers, parse_encoding
+from qualms.images.observed import ObservedEncoding
 from qualms_training.console import Display
 from qualms_training.data.dataset import Selection
 from qualms_training.data.prepare import LabelledSplit
@@ -31,15 +32,22 @@ _SEED = 1
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """The graph's outputs for N images, and their sizes relative to the model's input (N,); None if they are not known."""
+    """The graph's outputs for N images, and their encodings (N,); None if they are not known."""
 
     outputs: Outputs
-    sizes: Sequence[str | None] | None = None
+    observed: Sequence[ObservedEncoding] | None = None
+
+    @property
+    def sizes(self) -> list[str | None]:
+        """(N,) sizes of the images relative to the model's input."""
+        if self.observed is None:
+            return [None] * len(self.outputs["prediction"])
+        return [one.size for one in self.observed]
 
     def verdicts(self, decider: Decider, point: OperatingPoint) -> Verdicts | None:
         """The verdicts at an operating point; None if the calibration does not support it."""
         try:
-            return decider.decide_by_size(point, self.outputs, self.sizes or [None])
+            return decider.decide_by_size(point, self.outputs, self.sizes)
         except OperatingPointError:
             return None
 
@@ -82,13 +90,13 @@ def encoding_results(
 
             def run(selection: Selection, encoding: Encoding = encoding) -> Sent:
                 received = selection.received(manifest.input, [encoding], _SEED, advance)
-                return Sent(runner(received.images, progress=advance), [one.size for one in received.observed])
+                return Sent(runner(received.images, progress=advance), received.observed)
 
             sent = run(images)
             results.append(
                 EncodingResult(
                     encoding=text,
-                    calibrated=is_calibrated(manifest.calibration, encoding),
+                    calibrated=is_calibrated(manifest, encoding, sent.observed or []),
                     n=len(images),
                     accuracy=100 * float((sent.outputs["prediction"] == labels).mean()),
                     realised=guarantee_results(decider, sent, labels, targets),
@@ -98,10 +106,19 @@ def encoding_results(
     return results
 
 
-def is_calibrated(calibration: Calibration, encoding: Encoding) -> bool:
-    """Whether the guarantees include images in this encoding, in the form `mixture` as one part of them."""
-    listed = ["png"] if calibration.as_sent is None else calibration.as_sent.encodings
-    return any(covers(parse_encoding(text), encoding) for text in listed)
+def is_calibrated(manifest: Manifest, encoding: Encoding, observed: Sequence[ObservedEncoding]) -> bool:
+    """Whether the guarantees include images in this encoding, in the form `mixture` as one part of them.
+
+    If the calibration images were used as stored, they do if at least 1 % of them had the most frequent of the `observed` encodings
+    and nothing but the file format is changed.
+    """
+    as_sent, seen = manifest.calibration.as_sent, manifest.calibration.seen_encodings
+    if as_sent is not None:
+        return any(covers(parse_encoding(text), encoding) for text in as_sent.encodings)
+    if seen is None:  # earlier versions calibrated on arrays or lossless files
+        return covers(parse_encoding("png"), encoding)
+    only_format = len(encoding.steps) == 1 and encoding.steps[0].name in FORMATS
+    return only_format and Counter(one.text for one in observed).most_common(1)[0][0] in seen
 
 
 def class_results(manifest: Manifest, sent: Sent, labels: NDArray[np.int64]) -> list[ClassResult]:
@@ -162,7 +179,7 @@ def _contained(decider: Decider, sent: Sent, coverage: float) -> NDArray[np.bool
     """Whether each class is in the set of each image, (N, K); None if the calibration does not support the coverage."""
     probabilities = sent.outputs["probabilities"]
     result = np.zeros(probabilities.shape, bool)
-    sizes = np.array([size or "" for size in sent.sizes or [None] * len(result)])
+    sizes = np.array([size or "" for size in sent.sizes])
     for size in np.unique(sizes):
         try:
             point = decider.rule(OperatingPoint(coverage=coverage), str(size) or None).sets

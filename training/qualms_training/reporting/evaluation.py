@@ -16,6 +16,7 @@ from qualms.bundle.runtime import GraphRunner, Outputs, check_golden
 from qualms.bundle.scores import as_uncertainty
 from qualms.decisions.verdicts import Decider
 from qualms.images.fingerprints import fingerprints
+from qualms.images.observed import ObservedEncoding
 from qualms_training.console import Display
 from qualms_training.data.dataset import Selection
 from qualms_training.data.own_images import labels_by_name, read_labelled_images
@@ -68,8 +69,10 @@ def evaluate_bundle(
         else {key: selection.conformed(manifest.input) for key, selection in sets.items()}
     )
     outputs, ood_outputs = run_graph(runner, split.images, images, display)
-    sizes = split.stored.sizes(manifest.input) if manifest.calibration.sizes else None
-    result = evaluate(manifest, name, split.labels, outputs, ood_outputs, targets=recipe.report_targets, sizes=sizes)
+    observed = split.stored.observed(manifest.input) if manifest.calibration.sizes else None
+    result = evaluate(
+        manifest, name, split.labels, outputs, ood_outputs, targets=recipe.report_targets, observed=observed
+    )
     encodings = encoding_results(
         runner,
         manifest,
@@ -110,10 +113,12 @@ def check_not_calibrated_on(manifest: Manifest, images: NDArray[np.uint8], name:
 
     A few are possible without a mistake, because data sets have duplicates.
     """
-    known = manifest.calibration.fingerprints
-    if known is None:
+    kept = manifest.labelled_calibration
+    parts = [manifest.calibration.fingerprints, None if kept is None else kept.fingerprints]
+    known = [part for part in parts if part is not None]
+    if not known:
         return 0
-    seen = int(np.isin(fingerprints(images), known).sum())
+    seen = int(np.isin(fingerprints(images), np.concatenate(known)).sum())
     if seen > MAX_SEEN * len(images):
         raise DataError(
             f"{seen:,} of the {len(images):,} test images of {name!r} were used to calibrate {manifest.name}; the measured "
@@ -140,13 +145,13 @@ def evaluate(
     *,
     targets: Sequence[float],
     base_predictions: NDArray[np.int64] | None = None,
-    sizes: Sequence[str] | None = None,
+    observed: Sequence[ObservedEncoding] | None = None,
 ) -> Evaluation:
     """Results from the graph's outputs for the test set `name` and for the OOD sets.
 
     `base_predictions` are the classes that the base predicts outside the graph; by default, those of the graph's base.
-    They are not used if the meta-model predicts. `sizes` are those of the test images relative to the model's input, for
-    models whose thresholds depend on them.
+    They are not used if the meta-model predicts. `observed` are the encodings of the test images, for models
+    whose thresholds depend on their size.
     """
     uncertainty = uncertainties(outputs, manifest)
     ood = []
@@ -157,7 +162,7 @@ def evaluate(
         base_predictions = None
     elif base_predictions is None:
         base_predictions = outputs["base_probabilities"].argmax(axis=1)
-    prediction, sent = outputs["prediction"], Sent(outputs, sizes)
+    prediction, sent = outputs["prediction"], Sent(outputs, observed)
     return Evaluation(
         test_data=name,
         n=len(labels),

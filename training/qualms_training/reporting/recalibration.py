@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.markup import escape
 
 from qualms.bundle.calibration_data import AsSent, Calibration, CalibrationForm
 from qualms.bundle.file import Bundle, open_bundle, write_bundle
 from qualms.bundle.manifest import SCHEMA_VERSION, Manifest, OperatingDefaults, Reference, first_problem
+from qualms.bundle.parts import Name
 from qualms.bundle.runtime import GraphRunner, check_golden
 from qualms.bundle.scores import as_uncertainty
 from qualms.decisions.calibration import CalibrationSource
 from qualms.decisions.calibration_set import CalibrationSet
-from qualms.decisions.verdicts import guarantee_text
+from qualms.decisions.verdicts import SIZE_TEXTS, guarantee_text
 from qualms.errors import DataError, OperatingPointError
 from qualms.images.encodings import parse_encodings
+from qualms.images.fingerprints import fingerprints, first_of_each
 from qualms_training.calibration_run import STORED, CalibrationPlan, run_calibration
 from qualms_training.console import Display
 from qualms_training.data.dataset import ImageSet, Selection
@@ -55,7 +56,7 @@ def recalibrate(
     from_log: Path | None = None,
     data_dir: Path | None = None,
     as_sent: list[str] | None = None,
-    form: CalibrationForm = "worst",
+    form: CalibrationForm | None = None,
     seed: int = 0,
     unlabelled: bool = False,
     keep_trust: bool = False,
@@ -75,22 +76,26 @@ def recalibrate(
     display = display or Display(Console(stderr=True))
     bundle = open_bundle(model)
     manifest = bundle.manifest
+    options = Options(
+        data, from_log, as_sent or [], form, seed, unlabelled, keep_trust, 0.0 if trim is None else trim, target_risk
+    )
+    options.check(manifest)
     _check_out(model, out)
-    _check_options(data, from_log, as_sent, unlabelled, trim)
+    _check_name(name)
     operating = _operating(manifest.operating, {"target_fpr": target_fpr, "target_risk": target_risk})
     grid = (manifest.calibration.trust.levels, manifest.calibration.trust.thresholds)
     plan = CalibrationPlan(manifest.input, manifest.scores, len(manifest.classes), operating, manifest.sets, grid)
-    sent = _as_sent(as_sent, form, seed)
     if from_log is not None:
-        new = _from_log(from_log, manifest, plan, trim, display)
+        new = _from_log(from_log, manifest, plan, options.trim, display)
     elif data is not None:
-        new = _from_images(bundle, Path(data), plan, sent, unlabelled, trim, display)
+        new = _from_images(bundle, Path(data), plan, options, display)
     else:
-        new = _from_own_split(bundle, plan, sent or manifest.calibration.as_sent, data_dir, display)
-    labelled = _kept_labels(manifest, new.calibration, keep_trust)
+        new = _from_own_split(bundle, plan, options.sent(manifest), data_dir, display)
+    options.check_labels(new.calibration)
+    labelled = (manifest.labelled_calibration or manifest.calibration) if keep_trust else None
     update: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
-        "name": name or manifest.name,
+        "name": manifest.name if name is None else name,
         "operating": operating,
         "calibration": new.calibration,
         "labelled_calibration": labelled,
@@ -106,6 +111,8 @@ def recalibrate(
 
 def _check_out(model: Path, out: Path) -> None:
     """Raise DataError if the bundle of a run folder would be replaced: `qualms train` would take it for its own product."""
+    if out.is_dir():
+        raise DataError(f"{out} is a folder; --out names the file to write.")
     if out.resolve() == model.resolve() and (model.parent / "stages.json").exists():
         raise DataError(
             f"{model} is the product of a run, and `qualms train` would take the recalibrated file for its own: "
@@ -113,52 +120,113 @@ def _check_out(model: Path, out: Path) -> None:
         )
 
 
-def _check_options(
-    data: str | None, from_log: Path | None, as_sent: list[str] | None, unlabelled: bool, trim: float | None
-) -> None:
-    if from_log is not None and data is not None:
-        raise DataError(f"Both the data {data!r} and the log {str(from_log)!r} are given; calibrate on one of them.")
-    if from_log is not None and as_sent:
-        raise DataError("Recorded scores cannot be sent in another encoding; leave out --as-sent or --from-log.")
-    if data is None and unlabelled:
-        raise DataError("--unlabelled needs DATA, a folder of images or a NAME-SPLIT.npz file.")
-    if trim is not None and not 0 <= trim <= MAX_TRIM:
-        raise DataError(f"The share to trim must be from 0 to {MAX_TRIM:g}, not {trim:g}.")
-    if trim and data is None and from_log is None:
-        raise DataError("Only images without labels can be trimmed; give a flat folder, --unlabelled or --from-log.")
+@dataclass(frozen=True)
+class Options:
+    """The options of a recalibration."""
 
+    data: str | None
+    from_log: Path | None
+    as_sent: list[str]
+    form: CalibrationForm | None
+    seed: int
+    unlabelled: bool
+    keep_trust: bool
+    trim: float
+    target_risk: float | None
 
-def _as_sent(texts: list[str] | None, form: CalibrationForm, seed: int) -> AsSent | None:
-    """EncodingError if one of the encodings is not accepted."""
-    if not texts:
-        return None
-    parse_encodings(texts)
-    return AsSent(encodings=texts, form=form, seed=seed)
+    def check(self, manifest: Manifest) -> None:
+        """DataError if options contradict each other or the model."""
+        if self.data is not None and not self.data.strip():
+            raise DataError("DATA is empty; give a folder of images or a NAME-SPLIT.npz file.")
+        if self.from_log is not None and self.data is not None:
+            raise DataError(
+                f"Both the data {self.data!r} and the log {str(self.from_log)!r} are given; calibrate on one of them."
+            )
+        if self.from_log is not None and self.as_sent:
+            raise DataError("Recorded scores cannot be sent in another encoding; leave out --as-sent or --from-log.")
+        if self.data is None and self.unlabelled:
+            raise DataError("--unlabelled needs DATA, a folder of images or a NAME-SPLIT.npz file.")
+        if not 0 <= self.trim <= MAX_TRIM:
+            raise DataError(f"The share to trim must be from 0 to {MAX_TRIM:g}, not {self.trim:g}.")
+        if self.trim and self.data is None and self.from_log is None:
+            raise DataError(
+                "Only images without labels can be trimmed; give a flat folder, --unlabelled or --from-log."
+            )
+        if self.form is not None and self.sent(manifest) is None:
+            raise DataError(f"--form {self.form} needs encodings: list them with --as-sent.")
+        if self.keep_trust and not (manifest.labelled_calibration or manifest.calibration).has_labels:
+            raise DataError(
+                f"{manifest.name} has no guarantee on errors that could be kept: it was calibrated without labels."
+            )
+
+    def sent(self, manifest: Manifest) -> AsSent | None:
+        """How the images are sent; EncodingError if one of the encodings is not accepted.
+
+        The bundle's own calibration images are sent as before, unless other encodings or another form are given.
+        """
+        before = manifest.calibration.as_sent if self.data is None and self.from_log is None else None
+        texts = self.as_sent or (before.encodings if before else [])
+        if not texts:
+            return None
+        parse_encodings(texts)
+        form = self.form or (before.form if before and not self.as_sent else "worst")
+        return AsSent(encodings=texts, form=form, seed=self.seed)
+
+    def check_labels(self, calibration: Calibration) -> None:
+        """DataError if an option does not fit to images with or without labels."""
+        if calibration.has_labels and self.keep_trust:
+            raise DataError(
+                "--keep-trust is for images without labels; these images have labels, which give a new guarantee."
+            )
+        if not calibration.has_labels and self.target_risk is not None and not self.keep_trust:
+            raise DataError(
+                "--target-risk needs labels, and these images have none; leave it out, or keep the earlier guarantee with "
+                "--keep-trust."
+            )
 
 
 def _from_images(
-    bundle: Bundle,
-    path: Path,
-    plan: CalibrationPlan,
-    as_sent: AsSent | None,
-    unlabelled: bool,
-    trim: float | None,
-    display: Display,
+    bundle: Bundle, path: Path, plan: CalibrationPlan, options: Options, display: Display
 ) -> NewCalibration:
     manifest = bundle.manifest
-    images = without_labels(path, "calibration") if unlabelled else read_images(path, "calibration")
-    digest = images.digest()
-    if digest == manifest.provenance.data.get("sha256", {}).get("train"):
+    _check_not_training_set(path, manifest)
+    images = without_labels(path, "calibration") if options.unlabelled else read_images(path, "calibration")
+    labels = labels_by_name(images, manifest.classes) if isinstance(images, ImageSet) else None
+    with display.bar(f"reading {path}", len(images)) as advance:
+        first = first_of_each(fingerprints(images.conformed(manifest.input, progress=advance)))
+    if repeated := len(images) - len(first):
+        display.note(f"{repeated:,} of the {len(images):,} images are repetitions of others and are left out.")
+    if labels is None:
+        display.note(f"{len(first):,} images without labels. {IN_DISTRIBUTION}")
+    source = CalibrationSource(
+        images.split, images.name, images.digest(), as_sent=options.sent(manifest), trimmed=options.trim or None
+    )
+    selection, labels = Selection(images, first), None if labels is None else labels[first]
+    return NewCalibration(*run_calibration(_runner(bundle), selection, labels, plan, source, display))
+
+
+def _check_not_training_set(path: Path, manifest: Manifest) -> None:
+    """DataError if the images are the training set that the bundle records, also if their labels are to be ignored."""
+    try:
+        images = read_images(path, "calibration")
+    except DataError:  # a folder that is accepted only without labels
+        return
+    if images.digest() == manifest.provenance.data.get("sha256", {}).get("train"):
         raise DataError(
             f"{images.title} is the training set of {manifest.name}, so thresholds from it would be invalid; "
             "calibrate on images that were not used in training."
         )
-    labels = labels_by_name(images, manifest.classes) if isinstance(images, ImageSet) else None
-    if labels is None:
-        display.note(f"{len(images):,} images without labels. {IN_DISTRIBUTION}")
-    source = CalibrationSource(images.split, images.name, digest, as_sent=as_sent, trimmed=trim or None)
-    selection = Selection(images, np.arange(len(images)))
-    return NewCalibration(*run_calibration(_runner(bundle), selection, labels, plan, source, display))
+
+
+def _check_name(name: str | None) -> None:
+    if name is None:
+        return
+    try:
+        TypeAdapter(Name).validate_python(name)
+    except ValidationError:
+        raise DataError(
+            f"The name {name!r} is not accepted; use up to 64 lower-case letters, digits, dots, dashes and underscores."
+        ) from None
 
 
 def _from_own_split(
@@ -181,19 +249,24 @@ def _from_own_split(
     return NewCalibration(calibration, reference, changed.model_dump(mode="json"))
 
 
-def _from_log(
-    path: Path, manifest: Manifest, plan: CalibrationPlan, trim: float | None, display: Display
-) -> NewCalibration:
+def _from_log(path: Path, manifest: Manifest, plan: CalibrationPlan, trim: float, display: Display) -> NewCalibration:
     records = read_score_log(path, manifest)
-    outputs, images = records.outputs, records.fingerprints
+    outputs = records.outputs
     if trim:
         kept = plan.trimmed({STORED: outputs}, trim)
-        outputs, images = {name: values[kept] for name, values in outputs.items()}, images[kept]
-    plan.check_count(len(images))
+        outputs = {name: values[kept] for name, values in outputs.items()}
+    plan.check_count(len(outputs["prediction"]))
     repeated = f" ({records.repeated:,} more were repetitions of the same image)" if records.repeated else ""
     display.note(f"{len(records.fingerprints):,} recorded images{repeated}. {IN_DISTRIBUTION}")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    source = CalibrationSource("served", path.name, digest, fingerprints=images, trimmed=trim or None)
+    source = CalibrationSource(
+        "served",
+        path.name,
+        digest,
+        observed=records.observed,
+        fingerprints=records.fingerprints,
+        trimmed=trim or None,
+    )
     return NewCalibration(*plan.calibrate({STORED: outputs}, None, source))
 
 
@@ -210,23 +283,9 @@ def _operating(current: OperatingDefaults, changes: dict[str, float | None]) -> 
         return OperatingDefaults.model_validate({**current.model_dump(), **given})
     except ValidationError as error:
         parameter = str(error.errors()[0]["loc"][0])
-        raise OperatingPointError(f"The operating point is not valid: {first_problem(error)}.", parameter) from None
-
-
-def _kept_labels(manifest: Manifest, calibration: Calibration, keep_trust: bool) -> Calibration | None:
-    """The earlier calibration whose guarantees on errors are kept; None if there are new ones, or none are kept."""
-    if not keep_trust:
-        return None
-    if calibration.has_labels:
-        raise DataError(
-            "--keep-trust is for images without labels; these images have labels, which give a new guarantee."
-        )
-    earlier = manifest.labelled_calibration or manifest.calibration
-    if not earlier.has_labels:
-        raise DataError(
-            f"{manifest.name} has no guarantee on errors that could be kept: it was calibrated without labels."
-        )
-    return earlier
+        raise OperatingPointError(
+            f"The operating point is not valid: {first_problem(error)}, not {given[parameter]:g}.", parameter
+        ) from None
 
 
 def _report(bundle: Bundle, before: Manifest, display: Display) -> None:
@@ -237,11 +296,14 @@ def _report(bundle: Bundle, before: Manifest, display: Display) -> None:
         f"Flag beyond {point.threshold:.6g} of {point.score}: {guarantee_text(point, manifest.calibration)} "
         f"({point.guarantee}, {point.n:,} images)."
     )
+    for size in manifest.calibration.sizes:
+        sized = CalibrationSet(manifest, size).flag_point()
+        display.note(f"For images of {SIZE_TEXTS[size]}: flag beyond {sized.threshold:.6g}.")
     if points := calibration.setting_points():
         ordered = sorted(points, key=lambda name: float(as_uncertainty(points[name].threshold, point.direction)))
         display.note(
-            f"The threshold is that of {ordered[-1]}; {ordered[0]} alone would need {points[ordered[0]].threshold:.6g}. A setting "
-            "that your clients never send costs detection for nothing."
+            f"The largest threshold is that of {ordered[-1]}; {ordered[0]} alone would need {points[ordered[0]].threshold:.6g}. "
+            "A setting that your clients never send costs detection for nothing."
         )
     display.note(_trust_sentence(manifest, before, calibration))
     display.note(f"Wrote {escape(str(bundle.path))} ({bundle.digest[:16]}…).")

@@ -190,11 +190,11 @@ def all_grids(evaluations: Sequence[Evaluation], paper_id: str | None) -> list[G
 def accuracy_line(evaluations: Sequence[Evaluation]) -> str:
     """The accuracy of base and bundle in one sentence."""
     accuracy = np.mean([e.accuracy for e in evaluations])
-    base_accuracies = [e.base_accuracy for e in evaluations if e.base_accuracy is not None]
-    if not base_accuracies:
-        return f"Test accuracy: meta-model {accuracy:.2f} %; the base's classes are not the data's."
     seen = sum(e.calibrated_on for e in evaluations)
     note = f" {seen:,} test images are also calibration images." if seen else ""
+    base_accuracies = [e.base_accuracy for e in evaluations if e.base_accuracy is not None]
+    if not base_accuracies:
+        return f"Test accuracy: meta-model {accuracy:.2f} %; the base's classes are not the data's.{note}"
     same = "identical predictions" if all(e.identical_predictions for e in evaluations) else "predictions differ"
     return f"Test accuracy: base alone {np.mean(base_accuracies):.2f} %, bundle {accuracy:.2f} % ({same}).{note}"
 

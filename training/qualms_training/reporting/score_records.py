@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qualms.bundle.manifest import Manifest
+from qualms.images.observed import all_observed
 from qualms_training.errors import DataError
+
+_ENCODINGS = frozenset(one.text for one in all_observed())
 
 
 class ScoreRecords(NamedTuple):
@@ -19,6 +23,8 @@ class ScoreRecords(NamedTuple):
     """`prediction` and every score, (n,)"""
     fingerprints: NDArray[np.uint64]
     """(n,)"""
+    observed: dict[str, int]
+    """number of images by encoding, as far as it was recorded"""
     repeated: int
     """number of records left out because their image was recorded before: repetitions are not independent"""
 
@@ -30,26 +36,29 @@ def read_score_log(path: Path, manifest: Manifest) -> ScoreRecords:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise DataError(f"Score log {path} cannot be read: {reason}.") from None
-    rows, images = list[tuple[float, ...]](), dict[int, None]()
+    rows, images, observed = list[tuple[float, ...]](), dict[int, None](), Counter[str]()
     for number, line in enumerate(lines, start=1):
         where = f"Line {number} of the score log {path}"
-        image, row = _parse(line, manifest, where)
+        image, encoding, row = _parse(line, manifest, where)
         if image not in images:
             images[image] = None
             rows.append(row)
+            observed.update([encoding] if encoding else [])
     if not rows:
         raise DataError(f"Score log {path} has no records; the service writes it if QUALMS_SCORE_LOG is set.")
     columns = np.array(rows).T
     outputs: dict[str, NDArray[Any]] = {"prediction": columns[0].astype(np.int64)}
     outputs |= {name: column.astype(np.float32) for name, column in zip(manifest.scores, columns[1:], strict=True)}
-    return ScoreRecords(outputs, np.array(list(images), np.uint64), len(lines) - len(rows))
+    fingerprints = np.array(list(images), np.uint64)
+    return ScoreRecords(outputs, fingerprints, dict(observed.most_common()), len(lines) - len(rows))
 
 
-def _parse(line: str, manifest: Manifest, where: str) -> tuple[int, tuple[float, ...]]:
-    """Fingerprint, and prediction and scores."""
+def _parse(line: str, manifest: Manifest, where: str) -> tuple[int, str | None, tuple[float, ...]]:
+    """Fingerprint and encoding, and prediction and scores."""
     try:
         record = json.loads(line)
         graph, image, prediction = record["graph"], int(record["image"], 16), int(record["prediction"])
+        encoding = record.get("encoding")
         scores = tuple(float(record["scores"][name]) for name in manifest.scores)
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{where} is not a record of scores: {error!r}.") from None
@@ -57,4 +66,4 @@ def _parse(line: str, manifest: Manifest, where: str) -> tuple[int, tuple[float,
         raise DataError(f"{where} was written by another model: its graph is not that of {manifest.name}.")
     if not 0 <= prediction < len(manifest.classes) or not all(map(math.isfinite, scores)) or image >= 2**64:
         raise DataError(f"{where} is not a record of scores: it has a value that is out of range.")
-    return image, (prediction, *scores)
+    return image, encoding if encoding in _ENCODINGS else None, (prediction, *scores)

@@ -48,7 +48,7 @@ def _evaluate(context: RunContext, bundle: Bundle) -> Evaluation:
         ood_outputs,
         targets=context.recipe.report_targets,
         base_predictions=_base_predictions(context),
-        sizes=test.stored.sizes(bundle.manifest.input) if bundle.manifest.calibration.sizes else None,
+        observed=test.stored.observed(bundle.manifest.input) if bundle.manifest.calibration.sizes else None,
     )
     encodings = encoding_results(
         runner,
