@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
+from qualms.bundle.file import open_bundle, write_bundle
 from qualms_training.console import Display
 from qualms_training.recipe import Recipe, check_recipe, load_recipe
 from qualms_training.run import train_recipe
@@ -36,6 +38,26 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_bundle(tiny_run: Path, tmp_path: Path) -> Path:
     """A copy of the tiny recipe's bundle, which a test may change."""
     return Path(shutil.copy(tiny_run / "seed-0" / "model.onnx", tmp_path / "tiny.onnx"))
+
+
+@pytest.fixture
+def earlier_bundle(tiny_bundle: Path) -> Path:
+    """The tiny recipe's bundle as version 1 of the schema has it: each score sorted, and counts of the trust score alone."""
+    bundle = open_bundle(tiny_bundle)
+    calibration = bundle.manifest.calibration
+    levels = len(calibration.trust.levels)
+    later = ("wrong", "predictions", "label_scores", "fingerprints", "as_sent")
+    earlier = calibration.model_copy(
+        update={
+            **dict.fromkeys(later),
+            "observed": {},
+            "trust": calibration.trust.model_copy(update={"accepted": [400] * levels, "errors": [0] * levels}),
+            "scores": {name: np.sort(values) for name, values in calibration.scores.items()},
+        }
+    )
+    update = {"schema_version": 1, "calibration": earlier, "evaluation": None}
+    write_bundle(tiny_bundle, bundle.graph, bundle.manifest.model_copy(update=update))
+    return tiny_bundle
 
 
 @pytest.fixture

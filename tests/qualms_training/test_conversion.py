@@ -280,11 +280,19 @@ def test_a_bundle_of_an_earlier_version_can_still_be_evaluated(tiny_bundle: Path
     outputs = {name: values for name, values in manifest.golden.outputs.items() if name not in later}
     recipe = as_earlier_version({"recipe": origin.recipe})["recipe"]
     changes = {
+        "schema_version": 1,
         "alpha": "meta",
         "flag_terms": [],
         "scores": {name: manifest.scores[name] for name in names},
         "operating": OperatingDefaults.model_validate(recipe["operating"]),
-        "calibration": calibration.model_copy(update={"scores": scores, "wrong": None, "trust": trust}),
+        "calibration": calibration.model_copy(
+            update={
+                **dict.fromkeys(("wrong", "predictions", "label_scores", "fingerprints")),
+                "observed": {},
+                "scores": scores,
+                "trust": trust,
+            }
+        ),
         "golden": manifest.golden.model_copy(update={"outputs": outputs}),
         "provenance": origin.model_copy(update={"recipe": recipe}),
         "evaluation": None,

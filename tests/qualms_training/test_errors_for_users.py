@@ -1,6 +1,7 @@
 """Bad input on the command line: one sentence on stderr, exit code 2, no traceback, and no files written."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
+from qualms.bundle.embedded import resolve_model
+from qualms.bundle.file import open_bundle
 from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
+from qualms.cli import main
+from qualms.demo.digits import draw_many
 from qualms_training.models import build
 
 pytestmark = pytest.mark.slow
@@ -164,3 +169,205 @@ def test_bad_input_prints_one_sentence_and_writes_nothing(
     for part in CASES[case]:
         assert part in outcome.err
     assert not outcome.folder.exists()
+
+
+# qualms calibrate and qualms evaluate
+
+
+def unknown_encoding(_: Path) -> list[str]:
+    return ["digits", "--as-sent", "png,jpg:80"]
+
+
+def quality_out_of_range(_: Path) -> list[str]:
+    return ["digits", "--as-sent", "png", "--as-sent", "jpeg:75-101"]
+
+
+def unknown_encoding_of_own_images(_: Path) -> list[str]:
+    return ["--as-sent", "heic"]
+
+
+def folder_of_one_image(root: Path) -> list[str]:
+    (root / "one").mkdir()
+    shutil.copy(next((root / "flat").iterdir()), root / "one")
+    return ["one"]
+
+
+def class_folder_of_one_image(root: Path) -> list[str]:
+    (root / "one" / "3").mkdir(parents=True)
+    shutil.copy(next((root / "flat").iterdir()), root / "one" / "3")
+    return ["one"]
+
+
+def folder_without_images(root: Path) -> list[str]:
+    (root / "empty").mkdir()
+    return ["empty", "--unlabelled"]
+
+
+def images_and_folders(root: Path) -> list[str]:
+    (root / "flat" / "more").mkdir()
+    return ["flat"]
+
+
+def damaged_image(root: Path) -> list[str]:
+    (root / "digits" / "0" / "000.png").write_bytes(b"\x89PNG\r\n\x1a\nno more")
+    return ["digits", "--target-fpr", "0.1"]
+
+
+def encodings_of_recorded_scores(root: Path) -> list[str]:
+    (root / "scores.jsonl").touch()
+    return ["--from-log", "scores.jsonl", "--as-sent", "png"]
+
+
+def empty_log(root: Path) -> list[str]:
+    (root / "scores.jsonl").touch()
+    return ["--from-log", "scores.jsonl"]
+
+
+def log_that_is_an_image(_: Path) -> list[str]:
+    return ["--from-log", "flat/000.png"]
+
+
+def missing_log(_: Path) -> list[str]:
+    return ["--from-log", "nowhere.jsonl"]
+
+
+def images_and_log(root: Path) -> list[str]:
+    (root / "scores.jsonl").touch()
+    return ["flat", "--from-log", "scores.jsonl"]
+
+
+def no_labels_of_nothing(_: Path) -> list[str]:
+    return ["--unlabelled"]
+
+
+def missing_folder(_: Path) -> list[str]:
+    return ["nowhere"]
+
+
+def text_file(root: Path) -> list[str]:
+    (root / "notes.txt").write_text("not images")
+    return ["notes.txt"]
+
+
+def trimmed_share_out_of_range(_: Path) -> list[str]:
+    return ["flat", "--trim", "0.6"]
+
+
+def trimmed_labels(_: Path) -> list[str]:
+    return ["digits", "--trim", "0.05", "--target-fpr", "0.1"]
+
+
+def trust_of_labelled_images(_: Path) -> list[str]:
+    return ["digits", "--keep-trust", "--target-fpr", "0.1"]
+
+
+def own_images_without_a_data_folder(_: Path) -> list[str]:
+    return ["--as-sent", "jpeg:75"]
+
+
+CALIBRATIONS: dict[Callable[[Path], list[str]], tuple[str, ...]] = {
+    unknown_encoding: ("The encoding 'jpg:80' is unknown: 'jpg' is not one of png, ", "examples are png, jpeg:75-95"),
+    quality_out_of_range: ("The encoding 'jpeg:75-101' is not accepted: jpeg takes a whole number from 1 to 100",),
+    unknown_encoding_of_own_images: ("The encoding 'heic' is unknown",),
+    folder_of_one_image: ("needs at least 299 calibration images; there are 1.",),
+    class_folder_of_one_image: ("needs at least 299 calibration images; there are 1.",),
+    folder_without_images: ("Folder empty has no images",),
+    images_and_folders: ("Folder flat holds both images and the folder more", "--unlabelled"),
+    damaged_image: ("File digits/0/000.png is not usable", "damaged"),
+    encodings_of_recorded_scores: ("Recorded scores cannot be sent in another encoding", "--as-sent or --from-log"),
+    empty_log: ("Score log scores.jsonl has no records", "QUALMS_SCORE_LOG"),
+    log_that_is_an_image: ("Score log flat/000.png cannot be read: it is not a text file",),
+    missing_log: ("Score log nowhere.jsonl cannot be read: No such file",),
+    images_and_log: ("Both the data 'flat' and the log 'scores.jsonl' are given",),
+    no_labels_of_nothing: ("--unlabelled needs DATA",),
+    missing_folder: ("Data 'nowhere' is neither a folder of images",),
+    text_file: ("Data 'notes.txt' is neither a folder of images", "NAME-SPLIT.npz"),
+    trimmed_share_out_of_range: ("The share to trim must be from 0 to 0.5, not 0.6",),
+    trimmed_labels: ("Only images without labels can be trimmed",),
+    trust_of_labelled_images: ("--keep-trust is for images without labels",),
+    own_images_without_a_data_folder: ("Data set 'mnist'", "QUALMS_DATA"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with 60 drawn digits in class folders and others without labels."""
+    for index, (label, pixels) in enumerate(draw_many(120, seed=4)):
+        place = tmp_path / "digits" / str(label) if index < 60 else tmp_path / "flat"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(place / f"{index % 60:03}.png")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QUALMS_DATA", raising=False)
+    return tmp_path
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Run a command in this process, and return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["qualms", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+def assert_one_sentence(capsys: pytest.CaptureFixture[str], *parts: str) -> None:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("qualms: "), captured.err
+    assert captured.err.count("\n") == 1, captured.err
+    assert captured.err.endswith(".\n")
+    for part in parts:
+        assert part in captured.err
+
+
+@pytest.mark.parametrize("case", CALIBRATIONS, ids=lambda case: case.__name__)
+def test_a_calibration_that_is_not_possible_prints_one_sentence_and_writes_nothing(
+    case: Callable[[Path], list[str]],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = case(folder)
+    assert command(monkeypatch, "calibrate", "demo", *arguments, "--out", "made/new.onnx") == 2
+    assert_one_sentence(capsys, *CALIBRATIONS[case])
+    assert not (folder / "made").exists()
+
+
+def test_a_calibration_in_a_run_folder_needs_another_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "seed-0").mkdir()
+    model = Path(shutil.copy(resolve_model("demo"), folder / "seed-0" / "model.onnx"))
+    (folder / "seed-0" / "stages.json").write_text("{}")
+    before = model.read_bytes()
+    options = ("calibrate", "seed-0/model.onnx", "digits", "--target-fpr", "0.1")
+    assert command(monkeypatch, *options) == 2
+    assert_one_sentence(capsys, "seed-0/model.onnx is the product of a run", "--out")
+    assert model.read_bytes() == before
+    assert command(monkeypatch, *options, "--out", "new.onnx") == 0
+    assert open_bundle(folder / "new.onnx").manifest.calibration.n == 60
+    assert model.read_bytes() == before
+
+
+def test_evaluating_on_the_images_of_the_calibration_prints_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for labels in ((), ("--unlabelled",)):
+        options = ("calibrate", "demo", "digits", "--target-fpr", "0.1", "--out", "new.onnx", *labels)
+        assert command(monkeypatch, *options) == 0
+        capsys.readouterr()
+        before = (folder / "new.onnx").read_bytes()
+        assert command(monkeypatch, "evaluate", "new.onnx", "--test", "digits", "--write") == 2
+        assert_one_sentence(capsys, "60 of the 60 test images of 'digits' were used to calibrate demo", "other images")
+        assert (folder / "new.onnx").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("test", "part"),
+    [("flat", "labels are needed here"), ("nowhere", "is neither a folder"), ("notes.txt", "is neither a folder")],
+)
+def test_test_images_that_cannot_be_used_print_one_sentence(
+    test: str, part: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "notes.txt").write_text("not images")
+    assert command(monkeypatch, "evaluate", "demo", "--test", test) == 2
+    assert_one_sentence(capsys, test, part)

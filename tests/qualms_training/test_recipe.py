@@ -10,14 +10,16 @@ import pytest
 import torch
 from torch import nn
 
+from qualms.bundle.manifest import SetMethod
 from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
+from qualms.images.encodings import covers, parse_encoding, parse_encodings
 from qualms_training.errors import RecipeError
 from qualms_training.fitting.loop import make_optimizer
 from qualms_training.meta.extractor import Reduce
 from qualms_training.meta.meta_model import PooledMeta, PublishedMeta
 from qualms_training.meta.taps import Tapped, choose_taps, tap_shapes
 from qualms_training.models import build, freeze
-from qualms_training.recipe import Optimisation, Recipe, available, check_recipe, load_recipe
+from qualms_training.recipe import REPORTED_ENCODINGS, Optimisation, Recipe, available, check_recipe, load_recipe
 
 Alter = Callable[[Mapping[str, Any]], Recipe]
 
@@ -121,12 +123,76 @@ def test_an_unknown_key_is_named_at_any_depth(key: str, tiny: Alter) -> None:
         ("operating.target_fpr", 0, r"operating\.target_fpr"),
         ("operating.target_risk", 1, r"operating\.target_risk"),
         ("report_targets", [2.0], "report_targets"),
+        (
+            "calibration.as_sent",
+            ["png", "jpg:75"],
+            r"calibration\.as_sent: The encoding 'jpg:75' is unknown: 'jpg' is not",
+        ),
+        ("calibration.as_sent", ["jpeg:101"], r"calibration\.as_sent: The encoding 'jpeg:101' .*from 1 to 100"),
+        ("calibration.as_sent", ["jpeg:95-75"], r"calibration\.as_sent: The encoding 'jpeg:95-75' is not accepted"),
+        (
+            "calibration.as_sent",
+            ["png+jpeg:75"],
+            r"The encoding 'png\+jpeg:75' goes on after png; a file format must be",
+        ),
+        (
+            "calibration.as_sent",
+            ["resize:1-8+jpeg:50-95"],
+            r"as_sent: The encodings .* expand to \d+ settings; at most 64",
+        ),
+        ("calibration.as_sent", "png", r"calibration\.as_sent: .*list"),
+        ("calibration.form", "best", r"calibration\.form: .*'mixture', 'worst' or 'by-size'"),
+        ("calibration.sets", {"method": "aps"}, r"calibration\.sets\.method: .*'lac' or 'raps'"),
+        (
+            "calibration.sets",
+            {"method": "raps", "penalty": -1},
+            r"calibration\.sets\.penalty: .*greater than or equal to 0",
+        ),
+        ("calibration.sets", {"free_ranks": 0}, r"calibration\.sets\.free_ranks: .*greater than or equal to 1"),
+        ("calibration.sets", {"lambda": 1}, r"calibration\.sets\.lambda: this field is unknown"),
+        ("calibration.as_send", [], r"calibration\.as_send: this field is unknown"),
+        ("report_encodings", ["png", "resize:9"], r"report_encodings: The encoding 'resize:9' .*from 0.1 to 8"),
+        ("report_limit", 0, "report_limit: .*greater than 0"),
     ],
 )
 def test_an_invalid_value_is_named(key: str, value: object, message: str, tiny: Alter) -> None:
     with pytest.raises(RecipeError, match=message) as caught:
         tiny({key: value})
     assert "\n" not in str(caught.value)
+
+
+def test_calibration_images_are_used_as_stored_unless_the_recipe_says_otherwise(tiny: Alter) -> None:
+    section = tiny({}).calibration
+    assert (section.as_sent, section.form, section.sets.method) == ([], "worst", "lac")
+    document = load_recipe("tiny").model_dump(mode="json")
+    for key in ("calibration", "report_encodings", "report_limit"):  # recipes that earlier versions recorded
+        del document[key]
+    earlier = check_recipe(document, "recorded earlier")
+    assert earlier.calibration == section
+    assert (earlier.report_encodings, earlier.report_limit) == (list(REPORTED_ENCODINGS), 10_000)
+
+
+def test_a_recipe_can_name_encodings_form_and_method_of_prediction_sets(tiny: Alter) -> None:
+    listed = ["png", "jpeg:75-95", "resize:1.5-3", "resize:2+jpeg:75-95"]
+    section = tiny(
+        {
+            "calibration.as_sent": listed,
+            "calibration.form": "mixture",
+            "calibration.sets": {"method": "raps", "penalty": 0.1, "free_ranks": 2},
+            "report_encodings": ["png"],
+        }
+    ).calibration
+    assert (section.as_sent, section.form) == (listed, "mixture")
+    assert section.sets == SetMethod(method="raps", penalty=0.1, free_ranks=2)
+
+
+@pytest.mark.parametrize("name", ["mnist-lenet-pooled", "cifar10-resnet20"])
+def test_the_recipes_of_the_embedded_models_calibrate_for_files_that_people_send(name: str) -> None:
+    section = load_recipe(name).calibration
+    for text in ("png", "jpeg:75", "jpeg:95", "webp:80", "resize:2:bilinear", "resize:2+jpeg:85"):
+        sent = parse_encoding(text)
+        assert any(covers(listed, sent) for listed in parse_encodings(section.as_sent)), text
+    assert section.form != "mixture"
 
 
 @pytest.mark.parametrize("section", ["base", "meta"])

@@ -18,19 +18,24 @@ from PIL import Image
 from rich.console import Console
 from torch import nn
 
+from qualms.bundle.calibration_data import AsSent, CalibrationForm
 from qualms.bundle.evaluation_results import Evaluation
 from qualms.bundle.file import Bundle, open_bundle
+from qualms.bundle.manifest import SetMethod
 from qualms.bundle.runtime import GraphRunner, check_golden
 from qualms.bundle.scores import SCORES
 from qualms.decisions.calibration_set import CalibrationSet
 from qualms.errors import OperatingPointError
+from qualms.images.encodings import all_settings, parse_encodings
+from qualms.images.fingerprints import fingerprints
+from qualms_training.calibration_run import STORED
 from qualms_training.console import Display
 from qualms_training.data import load
 from qualms_training.errors import ModelError, QualmsError, RecipeError
 from qualms_training.fitting.loop import Hooks, Progress
 from qualms_training.meta.joined_alpha import EVIDENCE_PER_CLASS, temperature
 from qualms_training.models import build, count_parameters
-from qualms_training.recipe import Recipe, load_recipe
+from qualms_training.recipe import REPORTED_ENCODINGS, Recipe, load_recipe
 from qualms_training.run import train_recipe
 from qualms_training.stages import Stage, base, calibrate, check, combine, evaluate, export, fit
 from qualms_training.stages.context import RunContext
@@ -183,7 +188,17 @@ def test_a_run_folder_has_settings_report_evaluation_and_plots(tiny_run: Path, e
     assert Evaluation.model_validate(saved) == evaluation
     report = (tiny_run / "report.md").read_text()
     assert report.startswith("# tiny 1\n")
-    assert report.count("\n### ") == 6
+    titles = [line.removeprefix("### ") for line in report.splitlines() if line.startswith("### ")]
+    assert [title.partition(",")[0] for title in titles] == [
+        *["OOD detection"] * 3,
+        "Misclassification detection",
+        "Class probabilities on the test set",
+        "Guarantees as measured on the test set",
+        "By encoding",
+        "False alarms by predicted class",
+        "False alarms by true class",
+        "Prediction sets on the test set",
+    ]
     assert "identical predictions" in report
     mutual_information = next(row for row in evaluation.ood if row.score == "mutual_information")
     assert f"| mutual_information | {mutual_information.auroc:.1f} |" in report
@@ -389,6 +404,83 @@ def test_a_changed_target_repeats_only_the_calibration(copy: Path, tiny: Alter, 
     run(tiny({"operating.target_fpr": 0.1}), copy, only="calibrate")
     assert changed(before, products(copy)) == {"seed-0/model.onnx", "seed-0/stages.json"}
     assert CalibrationSet(open_bundle(copy / "seed-0" / "model.onnx").manifest).flag_point().target_fpr == 0.1
+
+
+def test_changed_encodings_and_sets_repeat_calibration_and_evaluation_but_not_the_export(
+    copy: Path, tiny: Alter, no_work: Callable[..., None]
+) -> None:
+    before, listed = products(copy), ["png", "jpeg:40"]
+    no_work("calibrate", "evaluate")
+    recipe = tiny(
+        {
+            "calibration.as_sent": listed,
+            "calibration.sets": {"method": "raps"},
+            "report_encodings": ["bmp", "jpeg:40", "jpeg:30"],
+            "report_limit": 50,
+        }
+    )
+    output = run(recipe, copy)
+    after = products(copy)
+    made = {"model.onnx", "stages.json", "evaluation.json"}
+    assert {name for name in changed(before, after) if "/plots/" not in name} == {f"seed-0/{name}" for name in made}
+    assert "1,000 held-out images, sent as png, jpeg:40 (worst); wrote " in output
+    manifest = open_bundle(copy / "seed-0" / "model.onnx").manifest
+    assert manifest.sets == SetMethod(method="raps")
+    assert manifest.evaluation is not None
+    rows = [(row.encoding, row.calibrated, row.n) for row in manifest.evaluation.encodings]
+    assert rows == [("bmp", True, 50), ("jpeg:40", True, 50), ("jpeg:30", False, 50)]
+    for row in manifest.evaluation.sets:
+        assert row.empty == 0  # a set by raps holds the most probable class
+        assert row.realised is not None
+        assert row.realised > row.coverage - 0.03
+    report = (copy / "report.md").read_text()
+    assert "| jpeg:40 | " in report
+    assert "| jpeg:30 * | " in report
+    no_work()
+    run(recipe, copy)
+    assert not changed(after, products(copy))
+
+
+@pytest.mark.parametrize("form", ["worst", "by-size", "mixture"])
+def test_a_run_calibrates_on_the_calibration_split_as_sent(
+    form: CalibrationForm, copy: Path, tiny: Alter, display: Display
+) -> None:
+    listed = ["png", "jpeg:20-30"]
+    recipe = tiny({"calibration.as_sent": listed, "calibration.form": form})
+    run(recipe, copy, only="calibrate")
+    bundle = open_bundle(copy / "seed-0" / "model.onnx")
+    calibration, runner = bundle.manifest.calibration, GraphRunner(bundle.graph)
+    held_out = context_of(recipe, copy, display).data.parts["calibration"]
+    encodings = parse_encodings(listed)
+    settings = {STORED: encodings} if form == "mixture" else {one.text: [one] for one in all_settings(encodings)}
+    outputs = {
+        name: runner(held_out.stored.received(bundle.manifest.input, one, 0).images) for name, one in settings.items()
+    }
+    assert calibration.as_sent == AsSent(encodings=listed, form=form, seed=0)
+    assert [one.encoding for one in calibration.settings] == ([] if form == "mixture" else list(settings))
+    assert calibration.sizes == (["same"] if form == "by-size" else [])
+    envelope = np.max([np.sort(one["fused"]) for one in outputs.values()], axis=0)
+    np.testing.assert_allclose(np.sort(calibration.scores["fused"]), envelope, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(calibration.fingerprints, fingerprints(held_out.images))
+    assert sum(calibration.observed.values()) == 1000 * len(settings)
+    assert bundle.manifest.provenance.recipe["calibration"]["as_sent"] == listed
+    assert bundle.manifest.evaluation is None
+
+
+def test_the_evaluation_of_a_run_has_encodings_classes_and_sets(evaluation: Evaluation, bundle: Bundle) -> None:
+    assert [row.encoding for row in evaluation.encodings] == list(REPORTED_ENCODINGS)
+    assert {row.n for row in evaluation.encodings} == {200}
+    assert [row.encoding for row in evaluation.encodings if row.calibrated] == ["png"]
+    assert [row.sets for row in evaluation.encodings[0].detected] == [3, 3]  # textures, strokes and corrupted
+    for by in ("predicted", "true"):
+        rows = [row for row in evaluation.classes if row.by == by]
+        assert [row.label for row in rows] == bundle.manifest.classes
+        assert sum(row.n for row in rows) == 2000
+        alarms = next(row for row in evaluation.realised if row.promise == "false_alarm_rate" and row.target == 0.05)
+        assert sum(row.flagged for row in rows) / 2000 == pytest.approx(alarms.realised)
+    assert [row.coverage for row in evaluation.sets] == [0.9, 0.95, 0.99]
+    assert evaluation.calibrated_on == 0
+    assert bundle.manifest.calibration.observed == {"lossless, same size": 1000}
 
 
 def test_a_stage_with_a_missing_product_or_a_damaged_stage_record_is_outdated(copy: Path, display: Display) -> None:

@@ -137,7 +137,7 @@ def calibrate(
             show_default="worst",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of drawn encodings.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of drawn encodings.", show_default="0")] = None,
     unlabelled: Annotated[
         bool, typer.Option("--unlabelled", help="Ignore labels, and use all images in and below the folder.")
     ] = False,

@@ -156,7 +156,9 @@ def guarantee_text(flag: FlagPoint, calibration: Calibration, size: str | None =
     trimmed = ""
     if calibration.trimmed:
         bound = 100 * (flag.target_fpr + calibration.trimmed)
-        trimmed = f", if the {100 * calibration.trimmed:g} % that were trimmed were all OOD (else at most {bound:g} %)"
+        trimmed = (
+            f", if the {100 * calibration.trimmed:g} % that were trimmed were all OOD (else up to about {bound:g} %)"
+        )
     return f"at most {100 * flag.target_fpr:g} % of {whom} are flagged, {sets}, for {like}{sized}{trimmed}"
 
 

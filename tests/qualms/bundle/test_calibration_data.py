@@ -73,7 +73,10 @@ def test_the_text_names_the_encodings_and_their_shares() -> None:
     assert text("png") == "images sent as png, in any shares"
     assert text("png", "jpeg:75-95") == "images sent as png or jpeg:75-95, in any shares"
     assert text("png", "jpeg:75-95", "resize:2") == "images sent as png, jpeg:75-95 or resize:2, in any shares"
-    assert text("png", "png", "webp:80", form="mixture") == "images sent as png (2 of 3) or webp:80 (1 of 3), in the listed shares"
+    assert (
+        text("png", "png", "webp:80", form="mixture")
+        == "images sent as png (2 of 3) or webp:80 (1 of 3), in the listed shares"
+    )
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_the_refused_parameter_is_named(decider: Decider, operating_point: Opera
 )
 @pytest.mark.parametrize(
     ("trimmed", "end"),
-    [(None, ""), (0.0, ""), (0.025, ", if the 2.5 % that were trimmed were all OOD (else at most 5 %)")],
+    [(None, ""), (0.0, ""), (0.025, ", if the 2.5 % that were trimmed were all OOD (else up to about 5 %)")],
 )
 def test_the_text_of_a_guarantee_names_the_rate_the_images_and_the_assumption(
     manifest: Manifest,

@@ -1,11 +1,15 @@
 """Detection metrics and calibration errors against hand-made cases and sklearn; guarantees against counted rates."""
 
+import io
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
+from rich.console import Console
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
 from qualms.bundle.evaluation_results import Evaluation, GuaranteeResult
@@ -15,16 +19,24 @@ from qualms.bundle.scores import SCORES, as_uncertainty
 from qualms.decisions.calibration import CalibrationSource, calibrate, reference, trust_grid
 from qualms.decisions.calibration_set import CalibrationSet
 from qualms.decisions.operating_point import OperatingPoint
+from qualms.images.fingerprints import fingerprints
 from qualms.images.input_spec import InputSpec
+from qualms_training.console import Display
+from qualms_training.data import load
+from qualms_training.data.dataset import ImageSet
+from qualms_training.data.npz import write_npz
+from qualms_training.data.synthetic import draw_shapes
 from qualms_training.errors import DataError
 from qualms_training.reporting.evaluation import (
     calibration_error,
+    check_not_calibrated_on,
     detection,
     evaluate,
     evaluate_bundle,
     negative_log_likelihood,
     uncertainties,
 )
+from qualms_training.reporting.recalibration import recalibrate
 
 pytestmark = pytest.mark.slow
 
@@ -349,3 +361,199 @@ def test_evaluate_bundle_with_other_splits_is_an_error(tiny_bundle: Path) -> Non
     change_record(tiny_bundle, {"splits": []})
     with pytest.raises(DataError, match="'shapes' is not split as it was"):
         evaluate_bundle(tiny_bundle, None)
+
+
+# Test images that were calibrated on
+
+
+def calibrated_on(images: NDArray[np.uint8]) -> Manifest:
+    """A manifest with the fingerprints of these images."""
+    made = manifest(200)
+    calibration = made.calibration.model_copy(update={"fingerprints": fingerprints(images)})
+    return made.model_copy(update={"calibration": calibration})
+
+
+def noise_images(n: int, seed: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (n, 4, 4, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("shared", [0, 1, 3])
+def test_a_few_test_images_that_were_calibrated_on_are_counted(shared: int) -> None:
+    known, test = noise_images(200, 0), noise_images(300, 1)
+    test[:shared] = known[:shared]
+    assert check_not_calibrated_on(calibrated_on(known), test, "mine") == shared
+
+
+@pytest.mark.parametrize("shared", [4, 300])
+def test_more_than_one_percent_of_test_images_that_were_calibrated_on_are_refused(shared: int) -> None:
+    known, test = noise_images(300, 0), noise_images(300, 1)
+    test[:shared] = known[:shared]
+    with pytest.raises(
+        DataError, match=rf"{shared} of the 300 test images of 'mine' were used to calibrate made; .*other images"
+    ) as caught:
+        check_not_calibrated_on(calibrated_on(known), test, "mine")
+    assert "\n" not in str(caught.value)
+
+
+def test_repeated_test_images_count_each_time() -> None:
+    known, test = noise_images(200, 0), noise_images(300, 1)
+    test[:3] = known[0]
+    assert check_not_calibrated_on(calibrated_on(known), test, "mine") == 3
+
+
+def test_a_calibration_without_fingerprints_is_not_checked() -> None:
+    assert manifest(200).calibration.fingerprints is None
+    assert check_not_calibrated_on(manifest(200), noise_images(20, 0), "mine") == 0
+
+
+def test_images_of_a_kept_calibration_are_refused_too() -> None:
+    """The guarantee on errors and prediction sets come from these images."""
+    labelled, unlabelled = (calibrated_on(noise_images(100, seed)).calibration for seed in (0, 1))
+    kept = manifest(200).model_copy(
+        update={"calibration": unlabelled.model_copy(update={"wrong": None}), "labelled_calibration": labelled}
+    )
+    for seed in (0, 1):
+        with pytest.raises(DataError, match="were used to calibrate"):
+            check_not_calibrated_on(kept, noise_images(100, seed), "mine")
+
+
+def write_shapes(folder: Path, count: int, seed: int) -> Path:
+    """New labelled images as an npz file."""
+    drawn = draw_shapes(count, seed=seed)
+    return write_npz(folder, ImageSet("mine", "test", drawn.images, drawn.labels, drawn.classes))
+
+
+def test_evaluating_on_the_images_of_the_calibration_is_refused_and_nothing_is_written(
+    tiny_bundle: Path, tmp_path: Path
+) -> None:
+    data = write_shapes(tmp_path, 200, seed=9)
+    recalibrate(tiny_bundle, str(data), tiny_bundle)
+    before = tiny_bundle.read_bytes()
+    with pytest.raises(DataError, match=r"200 of the 200 test images of .*mine-test\.npz' were used to calibrate tiny"):
+        evaluate_bundle(tiny_bundle, None, test=data, write=True)
+    assert tiny_bundle.read_bytes() == before
+
+
+def test_calibrating_on_the_test_set_is_found_by_its_pixels(tiny_bundle: Path, tmp_path: Path) -> None:
+    drawn = load("shapes", "test")
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for index, pixels in enumerate(np.asarray(drawn.images)[:300]):
+        Image.fromarray(pixels).save(folder / f"{999 - index}.png")
+    recalibrate(tiny_bundle, str(folder), tiny_bundle)
+    with pytest.raises(DataError, match=r"300 of the 2,000 test images of 'shapes' were used to calibrate tiny"):
+        evaluate_bundle(tiny_bundle, None)
+
+
+# Test images of the user
+
+
+SILENT = Display(Console(file=io.StringIO(), width=80))
+
+
+def test_own_test_images_as_npz_and_as_class_folders_give_the_same_results(tiny_bundle: Path, tmp_path: Path) -> None:
+    data, drawn = write_shapes(tmp_path, 120, seed=9), draw_shapes(120, seed=9)
+    folder = tmp_path / "photos"
+    for index, (pixels, label) in enumerate(zip(np.asarray(drawn.images), drawn.labels, strict=True)):
+        (folder / drawn.classes[label]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / drawn.classes[label] / f"{index:03}.png")
+    before = tiny_bundle.read_bytes()
+    results = [evaluate_bundle(tiny_bundle, None, test=path, display=SILENT) for path in (data, folder)]
+    assert tiny_bundle.read_bytes() == before
+    assert [result.test_data for result in results] == [str(data), str(folder)]
+    for result in results:
+        assert (result.n, result.calibrated_on) == (120, 0)
+        assert {row.data for row in result.ood} == {"corrupted"}
+        assert [row.realised for row in result.realised] == [row.realised for row in results[0].realised]
+        assert result.accuracy == results[0].accuracy
+        assert len(result.encodings) == 13
+        assert {one.n for one in result.encodings} == {120}
+        assert {one.sets for row in result.encodings for one in row.detected} == {1}
+    with_ood = evaluate_bundle(tiny_bundle, None, ["strokes"], test=data, display=SILENT)
+    assert {row.data for row in with_ood.ood} == {"strokes", "corrupted"}
+
+
+def test_an_evaluation_can_be_stored_in_the_bundle(tiny_bundle: Path, tmp_path: Path) -> None:
+    data = write_shapes(tmp_path, 120, seed=9)
+    before = open_bundle(tiny_bundle)
+    result = evaluate_bundle(tiny_bundle, None, test=data, write=True, display=SILENT)
+    after = open_bundle(tiny_bundle)
+    assert after.manifest.evaluation == result != before.manifest.evaluation
+    assert after.graph == before.graph
+    assert after.manifest.calibration.model_dump_json() == before.manifest.calibration.model_dump_json()
+
+
+def test_a_few_images_of_the_calibration_are_marked_in_the_evaluation(tiny_bundle: Path, tmp_path: Path) -> None:
+    calibrated = write_shapes(tmp_path, 200, seed=9)
+    recalibrate(tiny_bundle, str(calibrated), tiny_bundle)
+    drawn, known = draw_shapes(200, seed=10), draw_shapes(200, seed=9)
+    pixels, labels = np.array(drawn.images), drawn.labels.copy()
+    pixels[5:7], labels[5:7] = np.asarray(known.images)[:2], known.labels[:2]
+    data = write_npz(tmp_path, ImageSet("other", "test", pixels, labels, drawn.classes))
+    printed = io.StringIO()
+    result = evaluate_bundle(
+        tiny_bundle, None, test=data, write=True, display=Display(Console(file=printed, width=200))
+    )
+    assert result.calibrated_on == 2
+    stored = open_bundle(tiny_bundle).manifest.evaluation
+    assert stored is not None
+    assert stored.calibrated_on == 2
+    assert "2 test images are also calibration images." in printed.getvalue()
+
+
+def test_the_papers_figures_are_not_printed_beside_those_of_own_test_images(tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    origin = bundle.manifest.provenance
+    recipe = {**origin.recipe, "paper_id": "MNIST", "report_encodings": ["png"]}
+    changed = bundle.manifest.model_copy(update={"provenance": origin.model_copy(update={"recipe": recipe})})
+    write_bundle(tiny_bundle, bundle.graph, changed)
+    printed = io.StringIO()
+    data = write_shapes(tmp_path, 120, seed=9)
+    evaluate_bundle(tiny_bundle, None, test=data, display=Display(Console(file=printed, width=200)))
+    assert "the paper's figure" not in printed.getvalue()
+
+
+@pytest.mark.parametrize("path", ["flat", "nowhere", "unknown"])
+def test_own_test_images_that_cannot_be_used_are_an_error(path: str, tiny_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "flat").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "flat" / "a.png")
+    (tmp_path / "unknown" / "zebra").mkdir(parents=True)
+    shutil.copy(tmp_path / "flat" / "a.png", tmp_path / "unknown" / "zebra")
+    messages = {"flat": "labels are needed here", "nowhere": "is neither a folder", "unknown": "has the class 'zebra'"}
+    with pytest.raises(DataError, match=messages[path]):
+        evaluate_bundle(tiny_bundle, None, test=tmp_path / path, display=SILENT)
+
+
+def test_a_bundle_of_the_first_schema_version_can_be_evaluated(earlier_bundle: Path, tmp_path: Path) -> None:
+    data = write_shapes(tmp_path, 120, seed=9)
+    result = evaluate_bundle(earlier_bundle, None, test=data, write=True, display=SILENT)
+    assert result.sets == []
+    assert {row.flagged_by_class for row in result.classes} == {None}
+    assert [row.calibrated for row in result.encodings][:2] == [True, False]
+    assert all(one.realised is not None for row in result.encodings for one in row.realised)
+    assert open_bundle(earlier_bundle).manifest.evaluation == result
+
+
+def test_a_bundle_without_labels_can_be_evaluated(tiny_bundle: Path, tmp_path: Path) -> None:
+    data = write_shapes(tmp_path, 200, seed=9)
+    recalibrate(tiny_bundle, str(data), tiny_bundle, unlabelled=True)
+    test = write_npz(tmp_path, ImageSet("other", "test", *_drawn(120, 10)))
+    result = evaluate_bundle(tiny_bundle, None, test=test, display=SILENT)
+    rates = {(row.promise, row.target): row.realised for row in result.realised}
+    assert rates["false_alarm_rate", 0.05] is not None
+    assert rates["selective_risk", 0.05] is None
+    assert result.sets == []
+
+
+def test_prediction_sets_of_a_kept_calibration_are_evaluated(tiny_bundle: Path, tmp_path: Path) -> None:
+    data = write_shapes(tmp_path, 200, seed=9)
+    recalibrate(tiny_bundle, str(data), tiny_bundle, unlabelled=True, keep_trust=True)
+    test = write_npz(tmp_path, ImageSet("other", "test", *_drawn(120, 10)))
+    result = evaluate_bundle(tiny_bundle, None, test=test, display=SILENT)
+    assert [row.coverage for row in result.sets] == [0.9, 0.95, 0.99]
+    assert all(row.realised is not None for row in result.sets)
+
+
+def _drawn(count: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], tuple[str, ...]]:
+    drawn = draw_shapes(count, seed=seed)
+    return np.asarray(drawn.images), drawn.labels, drawn.classes

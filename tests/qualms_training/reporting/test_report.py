@@ -8,20 +8,35 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from qualms.bundle.evaluation_results import ErrorResult, Evaluation, GuaranteeResult, OodResult, ProbabilityResult
+from qualms.bundle.evaluation_results import (
+    ClassResult,
+    DetectionResult,
+    EncodingResult,
+    ErrorResult,
+    Evaluation,
+    GuaranteeResult,
+    OodResult,
+    ProbabilityResult,
+    SetResult,
+)
 from qualms.bundle.file import open_bundle
 from qualms_training.console import Display
 from qualms_training.paper.published import Figure, error_figure, ood_figure
+from qualms_training.recipe import REPORTED_ENCODINGS
 from qualms_training.reporting.plots import save_plots
 from qualms_training.reporting.report import (
+    MAX_CLASSES,
     Grid,
     SeedCell,
     accuracy_line,
     all_grids,
+    class_grid,
+    encoding_grid,
     error_grid,
     guarantee_grid,
     ood_grid,
     probability_grid,
+    set_grid,
     to_markdown,
     to_rich,
 )
@@ -212,3 +227,153 @@ def test_plots_are_written_for_every_score_including_a_constant_one(tiny_bundle:
 def test_the_accuracy_of_a_base_that_does_not_predict_is_not_reported() -> None:
     result = evaluation().model_copy(update={"base_accuracy": None, "identical_predictions": None})
     assert accuracy_line([result]) == "Test accuracy: meta-model 98.50 %; the base's classes are not the data's."
+
+
+# By encoding, by class, and prediction sets
+
+
+def encoding_row(text: str, *, calibrated: bool, rate: float, known: bool = True) -> EncodingResult:
+    """Rates that grow with `rate`; without `known`, the target of 1 % is not supported."""
+    realised, detected = [], []
+    for target in (0.05, 0.01):
+        supported = known or target == 0.05
+        alarms, risk = (factor * rate * target if supported else None for factor in (1.0, 0.5))
+        realised += [
+            GuaranteeResult(promise="false_alarm_rate", target=target, realised=alarms, n=200),
+            GuaranteeResult(promise="selective_risk", target=target, realised=risk, n=150),
+        ]
+        detected.append(DetectionResult(target=target, realised=(0.5 + target) if supported else None, sets=2))
+    return EncodingResult(
+        encoding=text, calibrated=calibrated, n=2000, accuracy=90 + rate, realised=realised, detected=detected
+    )
+
+
+def detailed(shift: float = 0.0, *, known: bool = True, classes: int = 3) -> Evaluation:
+    """An evaluation by encoding and by class, with prediction sets."""
+    rows = [
+        encoding_row(text, calibrated=index < 3, rate=1 + index + shift, known=known)
+        for index, text in enumerate(REPORTED_ENCODINGS)
+    ]
+    by_class = [
+        ClassResult.model_validate(
+            {"by": by, "label": f"class {i}", "target": 0.05, "n": 100 * i, "flagged": 2 * i, "flagged_by_class": i}
+        )
+        for by in ("predicted", "true")
+        for i in range(classes)
+    ]
+    sets = [
+        SetResult(coverage=0.9, realised=0.92 + shift / 100, mean_size=1.25, empty=0.03, worst_class=0.81, n=200),
+        SetResult(coverage=0.99, realised=None, mean_size=None, empty=None, worst_class=None, n=200),
+    ]
+    return evaluation().model_copy(update={"encodings": rows, "classes": by_class, "sets": sets})
+
+
+def rendered(grid: Grid, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(to_rich(grid))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_table_by_encoding_has_the_rates_at_all_targets_and_marks_what_is_not_calibrated() -> None:
+    grid = encoding_grid([detailed()])
+    assert grid.title == "By encoding, 2,000 test images, % (* not calibrated for)"
+    assert grid.columns == ["accuracy", "false alarms ≤ 5 / 1", "risk ≤ 5 / 1", "detected at 5 / 1"]
+    assert [name for name, _ in grid.rows] == [
+        text if index < 3 else f"{text} *" for index, text in enumerate(REPORTED_ENCODINGS)
+    ]
+    assert grid.rows[0] == ("png", ["91.0", "5.00 / 1.00", "2.50 / 0.50", "55.0 / 51.0"])
+    assert grid.rows[4] == ("jpeg:50 *", ["95.0", "25.0 / 5.00", "12.5 / 2.50", "55.0 / 51.0"])
+
+
+def test_the_table_by_encoding_has_means_over_the_seeds_that_support_a_target() -> None:
+    grid = encoding_grid([detailed(0), detailed(2, known=False)])
+    assert grid.rows[0] == ("png", ["92.0", "10.0 / 1.00", "5.00 / 0.50", "55.0 / 51.0"])
+    assert encoding_grid([detailed(known=False)]).rows[0][1][1:] == ["5.00 / –", "2.50 / –", "55.0 / –"]
+
+
+def test_without_ood_sets_the_table_by_encoding_has_a_dash() -> None:
+    rows = [row.model_copy(update={"detected": []}) for row in detailed().encodings]
+    assert encoding_grid([detailed().model_copy(update={"encodings": rows})]).rows[0][1][3] == "– / –"
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_table_by_encoding_fits_the_terminal_without_cutting_anything(width: int) -> None:
+    grid = encoding_grid([detailed(19)])  # rates of 100 % and more are the widest
+    output = rendered(grid, width)
+    assert "…" not in output
+    assert max(map(len, output.splitlines())) <= width
+    for name, cells in grid.rows:
+        line = next(line for line in output.splitlines() if f" {name} " in line)
+        assert all(cell in line for cell in cells)
+
+
+def test_the_table_by_class_has_shares_and_intervals_of_all_seeds_together() -> None:
+    grid = class_grid([detailed(), detailed()], "true")
+    assert grid.title == "False alarms by true class, %, target 5"
+    assert grid.columns == ["images", "flagged", "95 % interval", "with by-class"]
+    # A class without images has no row; the Clopper-Pearson interval of 4 of 200 is 0.55 to 5.04 %.
+    assert grid.rows == [
+        ("class 1", ["200", "2.00", "0.55 to 5.04", "1.00"]),
+        ("class 2", ["400", "2.00", "0.87 to 3.90", "1.00"]),
+    ]
+
+
+def test_the_table_by_class_has_a_dash_where_thresholds_by_class_are_not_supported() -> None:
+    rows = [row.model_copy(update={"flagged_by_class": None}) for row in detailed().classes]
+    grid = class_grid([detailed(), detailed().model_copy(update={"classes": rows})], "predicted")
+    assert [cells[-1] for _, cells in grid.rows] == ["–", "–"]
+
+
+def test_of_many_classes_those_with_the_most_false_alarms_are_shown() -> None:
+    many = detailed(classes=MAX_CLASSES + 11)
+    rows = [
+        row.model_copy(update={"n": 100, "flagged": int(row.label.split()[1]) % 7}) if row.n else row
+        for row in many.classes
+    ]
+    grid = class_grid([many.model_copy(update={"classes": rows})], "true")
+    assert grid.title.endswith(f"target 5, the {MAX_CLASSES} highest of {MAX_CLASSES + 10} classes")
+    shares = [float(cells[1]) for _, cells in grid.rows]
+    assert shares == sorted(shares, reverse=True)
+    assert (len(shares), shares[0]) == (MAX_CLASSES, 6.0)
+
+
+def test_the_table_of_prediction_sets_has_a_dash_for_a_coverage_that_is_not_supported() -> None:
+    grid = set_grid([detailed(), detailed(1)])
+    assert grid.columns == ["covered", "mean size", "empty", "worst class covered"]
+    assert grid.rows == [
+        ("coverage 90", ["92.50", "1.25", "3.00", "81.0"]),
+        ("coverage 99", ["–", "–", "–", "–"]),
+    ]
+
+
+def test_all_tables_of_a_detailed_evaluation_are_printed_in_80_columns() -> None:
+    grids = all_grids([detailed()], None)
+    assert len(grids) == len(all_grids([evaluation()], None)) + 4
+    for grid in grids[-4:]:
+        output = rendered(grid, 80)
+        assert "…" not in output
+        for name, cells in grid.rows:
+            assert name in output
+            assert cells[0] in output
+            assert f"| {name} | " + " | ".join(cells) + " |" in to_markdown(grid)
+
+
+def test_tables_of_which_an_evaluation_has_no_results_are_left_out() -> None:
+    titles = [grid.title for grid in all_grids([detailed(), evaluation()], None)]
+    assert titles == [grid.title for grid in all_grids([evaluation(), evaluation()], None)]
+
+
+def test_names_of_classes_may_hold_brackets() -> None:
+    """Brackets are markup on the console."""
+    rows = [row.model_copy(update={"label": f"{row.label} [b]"}) for row in detailed().classes]
+    output = rendered(class_grid([detailed().model_copy(update={"classes": rows})], "true"), 80)
+    assert "class 1 [b]" in output
+
+
+@pytest.mark.parametrize("base", [True, False])
+def test_test_images_that_were_calibrated_on_are_reported(base: bool) -> None:
+    update = {} if base else {"base_accuracy": None, "identical_predictions": None}
+    seen = [evaluation().model_copy(update={**update, "calibrated_on": count}) for count in (2, 1)]
+    assert accuracy_line(seen).endswith(" 3 test images are also calibration images.")
+    assert "calibration images" not in accuracy_line([evaluation()])

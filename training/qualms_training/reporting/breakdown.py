@@ -150,9 +150,8 @@ def class_results(manifest: Manifest, sent: Sent, labels: NDArray[np.int64]) -> 
 def set_results(manifest: Manifest, sent: Sent, labels: NDArray[np.int64]) -> list[SetResult]:
     """Coverage and size of prediction sets; none if the model has no scores for them."""
     decider, results = Decider(manifest), []
-    if manifest.calibration.label_scores is None and not any(
-        one.label_scores is not None for one in manifest.calibration.settings
-    ):
+    labelled = manifest.labelled_calibration or manifest.calibration
+    if labelled.label_scores is None and not any(one.label_scores is not None for one in labelled.settings):
         return []
     for coverage in SET_COVERAGES:
         contained = _contained(decider, sent, coverage)

@@ -51,6 +51,11 @@ def evaluate_bundle(
     """
     display = display or Display()
     bundle = open_bundle(model)
+    if write and test is not None and (model.resolve().parent / "stages.json").exists():
+        raise DataError(
+            f"{model} is the product of a run, whose report has the recipe's test set: copy the file to store an evaluation on "
+            "other images."
+        )
     manifest = bundle.manifest
     recipe = check_recipe(manifest.provenance.recipe, f"recorded in {model}")
     if ood or test is not None:
@@ -84,7 +89,7 @@ def evaluate_bundle(
         display=display,
     )
     result = result.model_copy(update={"encodings": encodings, "calibrated_on": seen})
-    for grid in all_grids([result], recipe.paper_id):
+    for grid in all_grids([result], recipe.paper_id if test is None else None):
         display.console.print(to_rich(grid))
     display.note(accuracy_line([result]))
     if write:

@@ -57,7 +57,7 @@ def recalibrate(
     data_dir: Path | None = None,
     as_sent: list[str] | None = None,
     form: CalibrationForm | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     unlabelled: bool = False,
     keep_trust: bool = False,
     trim: float | None = None,
@@ -113,9 +113,9 @@ def _check_out(model: Path, out: Path) -> None:
     """Raise DataError if the bundle of a run folder would be replaced: `qualms train` would take it for its own product."""
     if out.is_dir():
         raise DataError(f"{out} is a folder; --out names the file to write.")
-    if out.resolve() == model.resolve() and (model.parent / "stages.json").exists():
+    if out.exists() and (out.resolve().parent / "stages.json").exists():
         raise DataError(
-            f"{model} is the product of a run, and `qualms train` would take the recalibrated file for its own: "
+            f"{out} is the product of a run, and `qualms train` would take the recalibrated file for its own: "
             "write it to another file with --out."
         )
 
@@ -128,7 +128,7 @@ class Options:
     from_log: Path | None
     as_sent: list[str]
     form: CalibrationForm | None
-    seed: int
+    seed: int | None
     unlabelled: bool
     keep_trust: bool
     trim: float
@@ -152,7 +152,8 @@ class Options:
             raise DataError(
                 "Only images without labels can be trimmed; give a flat folder, --unlabelled or --from-log."
             )
-        if self.form is not None and self.sent(manifest) is None:
+        sent = self.sent(manifest)
+        if self.form is not None and sent is None:
             raise DataError(f"--form {self.form} needs encodings: list them with --as-sent.")
         if self.keep_trust and not (manifest.labelled_calibration or manifest.calibration).has_labels:
             raise DataError(
@@ -170,7 +171,8 @@ class Options:
             return None
         parse_encodings(texts)
         form = self.form or (before.form if before and not self.as_sent else "worst")
-        return AsSent(encodings=texts, form=form, seed=self.seed)
+        seed = before.seed if self.seed is None and before and not self.as_sent else self.seed or 0
+        return AsSent(encodings=texts, form=form, seed=seed)
 
     def check_labels(self, calibration: Calibration) -> None:
         """DataError if an option does not fit to images with or without labels."""
@@ -192,10 +194,12 @@ def _from_images(
     _check_not_training_set(path, manifest)
     images = without_labels(path, "calibration") if options.unlabelled else read_images(path, "calibration")
     labels = labels_by_name(images, manifest.classes) if isinstance(images, ImageSet) else None
+    plan.check_count(len(images))
     with display.bar(f"reading {path}", len(images)) as advance:
         first = first_of_each(fingerprints(images.conformed(manifest.input, progress=advance)))
     if repeated := len(images) - len(first):
         display.note(f"{repeated:,} of the {len(images):,} images are repetitions of others and are left out.")
+    plan.check_count(len(first))
     if labels is None:
         display.note(f"{len(first):,} images without labels. {IN_DISTRIBUTION}")
     source = CalibrationSource(
@@ -299,13 +303,14 @@ def _report(bundle: Bundle, before: Manifest, display: Display) -> None:
     for size in manifest.calibration.sizes:
         sized = CalibrationSet(manifest, size).flag_point()
         display.note(f"For images of {SIZE_TEXTS[size]}: flag beyond {sized.threshold:.6g}.")
-    if points := calibration.setting_points():
+    points = calibration.setting_points()
+    if len(points) > 1:
         ordered = sorted(points, key=lambda name: float(as_uncertainty(points[name].threshold, point.direction)))
         display.note(
             f"The largest threshold is that of {ordered[-1]}; {ordered[0]} alone would need {points[ordered[0]].threshold:.6g}. "
             "A setting that your clients never send costs detection for nothing."
         )
-    display.note(_trust_sentence(manifest, before, calibration))
+    display.note(escape(_trust_sentence(manifest, before, calibration)))
     display.note(f"Wrote {escape(str(bundle.path))} ({bundle.digest[:16]}…).")
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from qualms.bundle.evaluation_results import Evaluation
@@ -201,12 +202,12 @@ def accuracy_line(evaluations: Sequence[Evaluation]) -> str:
 
 def to_rich(grid: Grid) -> Table:
     """A table for the terminal."""
-    table = Table(title=grid.title, title_justify="left", header_style="bold")
+    table = Table(title=escape(grid.title), title_justify="left", header_style="bold")
     table.add_column("", no_wrap=True)
     for column in grid.columns:
-        table.add_column(column, justify="right")
+        table.add_column(escape(column), justify="right")
     for name, cells in grid.rows:
-        table.add_row(name, *cells)
+        table.add_row(escape(name), *map(escape, cells))
     return table
 
 

@@ -1,7 +1,6 @@
 """Read the scores of served images that the service has recorded (`qualms.telemetry.score_log`)."""
 
 import json
-import math
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from qualms.bundle.manifest import Manifest
 from qualms.images.observed import all_observed
 from qualms_training.errors import DataError
 
+_LARGEST = float(np.finfo(np.float32).max)
 _ENCODINGS = frozenset(one.text for one in all_observed())
 
 
@@ -60,10 +60,15 @@ def _parse(line: str, manifest: Manifest, where: str) -> tuple[int, str | None, 
         graph, image, prediction = record["graph"], int(record["image"], 16), int(record["prediction"])
         encoding = record.get("encoding")
         scores = tuple(float(record["scores"][name]) for name in manifest.scores)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(f"{where} is not a record of scores: {error!r}.") from None
     if graph != manifest.graph_sha256:
         raise DataError(f"{where} was written by another model: its graph is not that of {manifest.name}.")
-    if not 0 <= prediction < len(manifest.classes) or not all(map(math.isfinite, scores)) or image >= 2**64:
+    if (
+        not 0 <= prediction < len(manifest.classes)
+        or not all(abs(score) <= _LARGEST for score in scores)
+        or not 0 <= image < 2**64
+    ):
         raise DataError(f"{where} is not a record of scores: it has a value that is out of range.")
-    return image, encoding if encoding in _ENCODINGS else None, (prediction, *scores)
+    known = isinstance(encoding, str) and encoding in _ENCODINGS
+    return image, encoding if known else None, (prediction, *scores)
