@@ -94,7 +94,7 @@ def run_calibration(
     plan.check_count(len(images) - math.floor(share * len(images)))
     settings, stored, observed = _send(runner, images, plan.input, source.as_sent, display)
     by_size = source.as_sent is not None and source.as_sent.form == "by-size"
-    sizes = {name: _one_size(name, encodings) for name, encodings in observed.items()} if by_size else None
+    sizes = {name: encodings[0].size for name, encodings in observed.items()} if by_size else None
     if share:
         kept = plan.trimmed(settings, share)
         settings = {name: {key: values[kept] for key, values in one.items()} for name, one in settings.items()}
@@ -103,8 +103,8 @@ def run_calibration(
     return plan.calibrate(settings, labels, CalibrationSource(**{**source.fields(), **filled}), sizes)
 
 
-def _one_size(setting: str, observed: list[ObservedEncoding]) -> str:
-    """The size of all images of a setting; DataError if they have several."""
+def _check_size(setting: str, observed: list[ObservedEncoding]) -> None:
+    """DataError if the images of a setting have several sizes."""
     sizes = Counter(one.size for one in observed)
     if len(sizes) > 1:
         counts = ", ".join(f"{count:,} {size}" for size, count in sizes.most_common())
@@ -112,7 +112,6 @@ def _one_size(setting: str, observed: list[ObservedEncoding]) -> str:
             f"The form 'by-size' needs calibration images of one size, but sent as {setting} they are of several, relative to the "
             f"model's input: {counts}; use the form 'worst'."
         )
-    return next(iter(sizes))
 
 
 def _send(
@@ -129,6 +128,8 @@ def _send(
         for name, encoding in plans.items():
             received = images.received(spec, encoding, seed, advance)
             observed[name] = received.observed
+            if as_sent is not None and as_sent.form == "by-size":
+                _check_size(name, received.observed)
             settings[name] = runner(received.images, progress=advance)
             stored = stored if encodings else received.images
     return settings, stored, observed

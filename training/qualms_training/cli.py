@@ -98,6 +98,10 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    encoding: Annotated[
+        list[str] | None,
+        typer.Option(help="Encoding to evaluate in; repeat for more.", show_default="the recipe's"),
+    ] = None,
     write: Annotated[bool, typer.Option("--write", help="Store the evaluation in the bundle.")] = False,
 ) -> None:
     """Evaluate a bundle on its test set and on OOD sets, in several encodings, and print the tables."""
@@ -106,7 +110,7 @@ def evaluate(
 
     if write and model in available():
         raise typer.BadParameter(f"the embedded model {model} cannot be overwritten: copy its file")
-    evaluate_bundle(resolve_model(model), data, ood, test=test, write=write)
+    evaluate_bundle(resolve_model(model), data, ood, test=test, encodings=encoding, write=write)
 
 
 def calibrate(

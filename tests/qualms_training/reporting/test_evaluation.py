@@ -19,6 +19,7 @@ from qualms.bundle.scores import SCORES, as_uncertainty
 from qualms.decisions.calibration import CalibrationSource, calibrate, reference, trust_grid
 from qualms.decisions.calibration_set import CalibrationSet
 from qualms.decisions.operating_point import OperatingPoint
+from qualms.errors import EncodingError
 from qualms.images.fingerprints import fingerprints
 from qualms.images.input_spec import InputSpec
 from qualms_training.console import Display
@@ -557,3 +558,10 @@ def test_prediction_sets_of_a_kept_calibration_are_evaluated(tiny_bundle: Path, 
 def _drawn(count: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], tuple[str, ...]]:
     drawn = draw_shapes(count, seed=seed)
     return np.asarray(drawn.images), drawn.labels, drawn.classes
+
+
+def test_evaluate_bundle_takes_other_encodings(tiny_bundle: Path) -> None:
+    result = evaluate_bundle(tiny_bundle, None, encodings=["jpeg:80", "resize:1.75:bilinear"])
+    assert [row.encoding for row in result.encodings] == ["jpeg:80", "resize:1.75:bilinear"]
+    with pytest.raises(EncodingError, match="'jpg:80' is unknown"):
+        evaluate_bundle(tiny_bundle, None, encodings=["jpg:80"])

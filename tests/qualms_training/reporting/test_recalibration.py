@@ -649,3 +649,33 @@ def test_own_images_are_sent_without_torch_scipy_and_sklearn(tiny_bundle: Path, 
     as_sent = open_bundle(tmp_path / "new.onnx").manifest.calibration.as_sent
     assert as_sent is not None
     assert (as_sent.encodings, as_sent.form, as_sent.seed) == (["png", "jpeg:75"], "worst", 0)
+
+
+# By size
+
+
+def test_by_size_the_settings_have_the_sizes_of_their_images_and_each_size_its_own_threshold(
+    tiny_bundle: Path, shapes: str, tmp_path: Path
+) -> None:
+    texts = ["png", "jpeg:75", "resize:2:bilinear", "resize:0.5:bicubic"]
+    after = recalibrate(tiny_bundle, shapes, tmp_path / "new.onnx", as_sent=texts, form="by-size").manifest
+    assert {one.encoding: one.size for one in after.calibration.settings} == dict(
+        zip(texts, ["same", "same", "larger", "smaller"], strict=True)
+    )
+    decider = Decider(after)
+    thresholds = {size: decider.rule(size=size).flag.threshold for size in ("same", "larger", "smaller")}
+    assert len(set(thresholds.values())) == 3
+    assert decider.rule().flag.threshold == max(thresholds.values())
+
+
+def test_by_size_needs_images_of_one_size(tiny_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    rng = np.random.default_rng(0)
+    for index in range(300):
+        side = 16 if index % 3 else 20
+        Image.fromarray(rng.integers(0, 256, (side, side, 3), np.uint8)).save(tmp_path / "photos" / f"{index}.png")
+    with pytest.raises(DataError, match="they are of several, relative to the model's input: 200 same, 100 larger"):
+        recalibrate(
+            tiny_bundle, str(tmp_path / "photos"), tmp_path / "new.onnx", as_sent=["png", "jpeg:75"], form="by-size"
+        )
+    assert not (tmp_path / "new.onnx").exists()

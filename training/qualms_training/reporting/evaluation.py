@@ -15,6 +15,7 @@ from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import GraphRunner, Outputs, check_golden
 from qualms.bundle.scores import as_uncertainty
 from qualms.decisions.verdicts import Decider
+from qualms.images.encodings import parse_encodings
 from qualms.images.fingerprints import fingerprints
 from qualms.images.observed import ObservedEncoding
 from qualms_training.console import Display
@@ -40,6 +41,7 @@ def evaluate_bundle(
     ood: list[str] | None = None,
     *,
     test: Path | None = None,
+    encodings: Sequence[str] | None = None,
     write: bool = False,
     display: Display | None = None,
 ) -> Evaluation:
@@ -47,8 +49,9 @@ def evaluate_bundle(
 
     The splits are drawn again from the recorded recipe and seed, so the test images are those held out in training. With `test`,
     a folder of class folders or a NAME-SPLIT.npz file, the labelled images there are used instead, and no OOD sets but those of
-    `ood` and corrupted images. With `write`, the evaluation is stored in the bundle.
+    `ood` and corrupted images. `encodings` replace those of the recipe. With `write`, the evaluation is stored in the bundle.
     """
+    parse_encodings(encodings or [])
     display = display or Display()
     bundle = open_bundle(model)
     if write and test is not None and (model.resolve().parent / "stages.json").exists():
@@ -78,17 +81,17 @@ def evaluate_bundle(
     result = evaluate(
         manifest, name, split.labels, outputs, ood_outputs, targets=recipe.report_targets, observed=observed
     )
-    encodings = encoding_results(
+    by_encoding = encoding_results(
         runner,
         manifest,
         split,
         sets or stored_ood_sets(recipe, split, data_dir),
-        encodings=recipe.report_encodings,
+        encodings=encodings or recipe.report_encodings,
         targets=recipe.report_targets,
         limit=recipe.report_limit,
         display=display,
     )
-    result = result.model_copy(update={"encodings": encodings, "calibrated_on": seen})
+    result = result.model_copy(update={"encodings": by_encoding, "calibrated_on": seen})
     for grid in all_grids([result], recipe.paper_id if test is None else None):
         display.console.print(to_rich(grid))
     display.note(accuracy_line([result]))

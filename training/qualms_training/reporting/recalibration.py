@@ -80,7 +80,7 @@ def recalibrate(
         data, from_log, as_sent or [], form, seed, unlabelled, keep_trust, 0.0 if trim is None else trim, target_risk
     )
     options.check(manifest)
-    _check_out(model, out)
+    _check_out(out)
     _check_name(name)
     operating = _operating(manifest.operating, {"target_fpr": target_fpr, "target_risk": target_risk})
     grid = (manifest.calibration.trust.levels, manifest.calibration.trust.thresholds)
@@ -109,7 +109,7 @@ def recalibrate(
     return written
 
 
-def _check_out(model: Path, out: Path) -> None:
+def _check_out(out: Path) -> None:
     """Raise DataError if the bundle of a run folder would be replaced: `qualms train` would take it for its own product."""
     if out.is_dir():
         raise DataError(f"{out} is a folder; --out names the file to write.")
