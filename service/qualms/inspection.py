@@ -102,7 +102,7 @@ def _as_sent(calibration: Calibration) -> str:
         return f"{', '.join(as_sent.encodings)} ({as_sent.form}{settings}, seed {as_sent.seed})"
     if not calibration.observed:
         return "not recorded"
-    return "as stored: " + ", ".join(f"{text} ({count:,})" for text, count in calibration.observed.items())
+    return "as they came: " + ", ".join(f"{text} ({count:,})" for text, count in calibration.observed.items())
 
 
 def _alpha(manifest: Manifest) -> str:

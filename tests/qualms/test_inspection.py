@@ -95,7 +95,7 @@ def fact(text: str, name: str) -> str:
 
 
 def test_the_encodings_of_the_calibration_images_are_printed(bundle: Bundle, worst_manifest: Manifest) -> None:
-    assert fact(printed(bundle), "as sent") == "as stored: lossless, same size (400)"
+    assert fact(printed(bundle), "as sent") == "as they came: lossless, same size (400)"
     text = printed(bundle, calibration=worst_manifest.calibration)
     assert fact(text, "as sent") == "png, jpeg:75, brightness:0.9 (worst, 3 settings, seed 0)"
     assert "for images sent as png, jpeg:75 or brightness:0.9, in any shares" in cells(text, "flag as OOD")[3]

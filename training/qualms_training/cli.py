@@ -102,6 +102,10 @@ def evaluate(
         list[str] | None,
         typer.Option(help="Encoding to evaluate in; repeat for more.", show_default="the recipe's"),
     ] = None,
+    coverage: Annotated[
+        list[float] | None,
+        typer.Option(help="Coverage of prediction sets; repeat for more.", show_default="0.9, 0.95 and 0.99"),
+    ] = None,
     write: Annotated[bool, typer.Option("--write", help="Store the evaluation in the bundle.")] = False,
 ) -> None:
     """Evaluate a bundle on its test set and on OOD sets, in several encodings, and print the tables."""
@@ -110,7 +114,7 @@ def evaluate(
 
     if write and model in available():
         raise typer.BadParameter(f"the embedded model {model} cannot be overwritten: copy its file")
-    evaluate_bundle(resolve_model(model), data, ood, test=test, encodings=encoding, write=write)
+    evaluate_bundle(resolve_model(model), data, ood, test=test, encodings=encoding, coverages=coverage, write=write)
 
 
 def calibrate(

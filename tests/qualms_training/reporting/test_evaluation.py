@@ -19,7 +19,7 @@ from qualms.bundle.scores import SCORES, as_uncertainty
 from qualms.decisions.calibration import CalibrationSource, calibrate, reference, trust_grid
 from qualms.decisions.calibration_set import CalibrationSet
 from qualms.decisions.operating_point import OperatingPoint
-from qualms.errors import EncodingError
+from qualms.errors import EncodingError, OperatingPointError
 from qualms.images.fingerprints import fingerprints
 from qualms.images.input_spec import InputSpec
 from qualms_training.console import Display
@@ -565,3 +565,10 @@ def test_evaluate_bundle_takes_other_encodings(tiny_bundle: Path) -> None:
     assert [row.encoding for row in result.encodings] == ["jpeg:80", "resize:1.75:bilinear"]
     with pytest.raises(EncodingError, match="'jpg:80' is unknown"):
         evaluate_bundle(tiny_bundle, None, encodings=["jpg:80"])
+
+
+def test_evaluate_bundle_takes_other_coverages_and_refuses_those_that_need_more_images(tiny_bundle: Path) -> None:
+    result = evaluate_bundle(tiny_bundle, None, encodings=["png"], coverages=[0.8])
+    assert [row.coverage for row in result.sets] == [0.8]
+    with pytest.raises(OperatingPointError, match="needs at least 9,999 labelled calibration images; there are 1,000"):
+        evaluate_bundle(tiny_bundle, None, coverages=[0.9999])

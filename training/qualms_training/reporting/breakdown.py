@@ -147,13 +147,15 @@ def class_results(manifest: Manifest, sent: Sent, labels: NDArray[np.int64]) -> 
     return results
 
 
-def set_results(manifest: Manifest, sent: Sent, labels: NDArray[np.int64]) -> list[SetResult]:
+def set_results(
+    manifest: Manifest, sent: Sent, labels: NDArray[np.int64], coverages: Sequence[float] = SET_COVERAGES
+) -> list[SetResult]:
     """Coverage and size of prediction sets; none if the model has no scores for them."""
     decider, results = Decider(manifest), []
     labelled = manifest.labelled_calibration or manifest.calibration
     if labelled.label_scores is None and not any(one.label_scores is not None for one in labelled.settings):
         return []
-    for coverage in SET_COVERAGES:
+    for coverage in coverages:
         contained = _contained(decider, sent, coverage)
         if contained is None:
             nothing = dict.fromkeys(("realised", "mean_size", "empty", "worst_class"))

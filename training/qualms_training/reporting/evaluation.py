@@ -14,6 +14,7 @@ from qualms.bundle.file import open_bundle, write_bundle
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import GraphRunner, Outputs, check_golden
 from qualms.bundle.scores import as_uncertainty
+from qualms.decisions.operating_point import OperatingPoint
 from qualms.decisions.verdicts import Decider
 from qualms.images.encodings import parse_encodings
 from qualms.images.fingerprints import fingerprints
@@ -24,7 +25,14 @@ from qualms_training.data.own_images import labels_by_name, read_labelled_images
 from qualms_training.data.prepare import LabelledSplit, check_same_data, ood_sets, prepare, stored_ood_sets
 from qualms_training.errors import DataError, RecipeError
 from qualms_training.recipe import Recipe, check_recipe
-from qualms_training.reporting.breakdown import Sent, class_results, encoding_results, guarantee_results, set_results
+from qualms_training.reporting.breakdown import (
+    SET_COVERAGES,
+    Sent,
+    class_results,
+    encoding_results,
+    guarantee_results,
+    set_results,
+)
 from qualms_training.reporting.report import accuracy_line, all_grids, to_rich
 
 MAX_SEEN = 0.01
@@ -42,6 +50,7 @@ def evaluate_bundle(
     *,
     test: Path | None = None,
     encodings: Sequence[str] | None = None,
+    coverages: Sequence[float] | None = None,
     write: bool = False,
     display: Display | None = None,
 ) -> Evaluation:
@@ -49,7 +58,8 @@ def evaluate_bundle(
 
     The splits are drawn again from the recorded recipe and seed, so the test images are those held out in training. With `test`,
     a folder of class folders or a NAME-SPLIT.npz file, the labelled images there are used instead, and no OOD sets but those of
-    `ood` and corrupted images. `encodings` replace those of the recipe. With `write`, the evaluation is stored in the bundle.
+    `ood` and corrupted images. `encodings` replace those of the recipe, and `coverages` the usual ones of prediction sets;
+    OperatingPointError if the calibration does not support one of them. With `write`, the evaluation is stored in the bundle.
     """
     parse_encodings(encodings or [])
     display = display or Display()
@@ -60,6 +70,8 @@ def evaluate_bundle(
             "other images."
         )
     manifest = bundle.manifest
+    for coverage in coverages or []:
+        Decider(manifest).rule(OperatingPoint(coverage=coverage))
     recipe = check_recipe(manifest.provenance.recipe, f"recorded in {model}")
     if ood or test is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"ood": ood or []})})
@@ -79,7 +91,14 @@ def evaluate_bundle(
     outputs, ood_outputs = run_graph(runner, split.images, images, display)
     observed = split.stored.observed(manifest.input) if manifest.calibration.sizes else None
     result = evaluate(
-        manifest, name, split.labels, outputs, ood_outputs, targets=recipe.report_targets, observed=observed
+        manifest,
+        name,
+        split.labels,
+        outputs,
+        ood_outputs,
+        targets=recipe.report_targets,
+        coverages=coverages or SET_COVERAGES,
+        observed=observed,
     )
     by_encoding = encoding_results(
         runner,
@@ -152,6 +171,7 @@ def evaluate(
     ood_outputs: Mapping[str, Outputs],
     *,
     targets: Sequence[float],
+    coverages: Sequence[float] = SET_COVERAGES,
     base_predictions: NDArray[np.int64] | None = None,
     observed: Sequence[ObservedEncoding] | None = None,
 ) -> Evaluation:
@@ -182,7 +202,7 @@ def evaluate(
         realised=guarantee_results(Decider(manifest), sent, labels, targets),
         probabilities=_probabilities(manifest, outputs, labels),
         classes=class_results(manifest, sent, labels),
-        sets=set_results(manifest, sent, labels),
+        sets=set_results(manifest, sent, labels, coverages),
     )
 
 
