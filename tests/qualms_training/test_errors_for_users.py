@@ -274,7 +274,10 @@ CALIBRATIONS: dict[Callable[[Path], list[str]], tuple[str, ...]] = {
     folder_without_images: ("Folder empty has no images",),
     images_and_folders: ("Folder flat holds both images and the folder more", "--unlabelled"),
     damaged_image: ("File digits/0/000.png is not usable", "damaged"),
-    encodings_of_recorded_scores: ("Recorded scores cannot be sent in another encoding", "--as-sent or --from-log"),
+    encodings_of_recorded_scores: (
+        "Recorded scores cannot be sent in another encoding",
+        "--form and --seed, or --from-log",
+    ),
     empty_log: ("Score log scores.jsonl has no records", "QUALMS_SCORE_LOG"),
     log_that_is_an_image: ("Score log flat/000.png cannot be read: it is not a text file",),
     missing_log: ("Score log nowhere.jsonl cannot be read: No such file",),

@@ -86,7 +86,7 @@ class PairedScores(ManifestPart):
     """The images of the calibration in one setting of its encodings; every array is in the order of the images."""
 
     encoding: str
-    size: str | None = Field(None, exclude_if=is_none)
+    size: Literal["same", "larger", "smaller", "unknown"] | None = Field(None, exclude_if=is_none)
     """in the form `by-size`: the size of all images relative to the model's input (`qualms.images.observed.SIZES`)"""
     scores: dict[str, Float32Array]
     """by score: (n,) raw values of the flag score and the trust score of the default operating point"""

@@ -69,9 +69,13 @@ class CalibrationSet:
             self._ascending[score] = self._envelope(score)
         return self._ascending[score]
 
+    def has_own(self, score: str) -> bool:
+        """Whether the thresholds of a score are those of images of one size."""
+        return self._size is not None and all(score in sample.uncertainty for sample in self.samples)
+
     def _envelope(self, score: str) -> npt.NDArray[np.float64]:
         """The envelope of the settings of one size or, for scores that these do not have and without a size, of all settings."""
-        if self._size is not None and all(score in sample.uncertainty for sample in self.samples):
+        if self.has_own(score):
             envelope: npt.NDArray[np.float64] = np.max(
                 [np.sort(one.uncertainty[score]) for one in self.samples], axis=0
             )

@@ -158,7 +158,7 @@ def _passes(evidence: RiskEvidence, j: int, target_risk: float) -> bool:
     """
     errors, accepted = int(evidence.errors[j]), int(evidence.accepted[j])
     rate = errors / accepted if accepted else 1.0
-    if rate >= target_risk:  # the median of the binomial distribution is at most one above its mean
+    if rate >= target_risk:  # Chernoff's bound needs a rate below the target
         return binomial_cdf(errors, accepted, target_risk) <= 1 - _CONFIDENCE
     divergence = (1 - rate) * math.log((1 - rate) / (1 - target_risk))
     if errors:

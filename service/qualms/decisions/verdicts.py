@@ -97,7 +97,9 @@ class Decider:
             flag=flag,
             classes=classes,
             calibration=calibration.ascending(flag.score),
-            guarantee_text=guarantee_text(flag, self.manifest.calibration, size),
+            guarantee_text=guarantee_text(
+                flag, self.manifest.calibration, size if calibration.has_own(flag.score) else None
+            ),
             trust=trust,
             trust_score=defaults.trust_score,
             trust_direction=self.manifest.scores[defaults.trust_score].direction,
@@ -111,10 +113,9 @@ class Decider:
     ) -> Verdicts:
         """The verdicts on N images, each by the rule of its size (N,)."""
         kinds = np.array([size if size in self.sizes else "" for size in sizes])
-        parts = {kind: decide(self.rule(point, str(kind) or None), outputs) for kind in np.unique(kinds)}
-        result = parts.pop(kinds[0])
-        for kind, part in parts.items():
-            result = _where(kinds == kind, part, result)
+        result = decide(self.rule(point), outputs)
+        for kind in np.unique(kinds[kinds != ""]):
+            result = _where(kinds == kind, decide(self.rule(point, str(kind)), outputs), result)
         return result
 
     def calibration_p_values(self) -> list[NDArray[np.float64]]:
@@ -132,11 +133,9 @@ class Decider:
 
 def _where(rows: NDArray[np.bool_], chosen: Verdicts, others: Verdicts) -> Verdicts:
     """Verdicts with the rows (N,) of `chosen`, and all others; a refused trust verdict counts as not accepted."""
-    accepts = None
-    if chosen.accepts is not None or others.accepts is not None:
-        nothing = np.zeros(len(rows), bool)
-        pair = (nothing if one.accepts is None else one.accepts for one in (chosen, others))
-        accepts = np.where(rows, *pair)
+    nothing = np.zeros(len(rows), bool)
+    pair = (nothing if one.accepts is None else one.accepts for one in (chosen, others))
+    accepts = np.where(rows, *pair)
     return Verdicts(
         flags=np.where(rows, chosen.flags, others.flags),
         p_values=np.where(rows, chosen.p_values, others.p_values),

@@ -8,6 +8,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,8 @@ _MAX_BATCHES = 64
 _MAX_BYTES = 32 * 2**20
 """batches, and bytes of their images, that wait for the thread"""
 CLOSE_SECONDS = 5.0
+_FIRST_KEY = b'{"graph":'
+"""the beginning of every line"""
 _log = logging.getLogger("qualms.score_log")
 
 _Batch = tuple[NDArray[np.uint8], int, Mapping[str, NDArray[Any]], Mapping[int, ObservedEncoding]]
@@ -37,7 +40,10 @@ class ScoreLogError(QualmsError):
 
 
 class ScoreLog:
-    """Appends scores to a file until it has `max_images` lines; call `close` to write what is queued."""
+    """Appends scores to a file until it has `max_images` lines; call `close` to write what is queued.
+
+    Every process needs a file of its own.
+    """
 
     def __init__(self, path: Path, max_images: int, graph_sha256: str, scores: list[str]) -> None:
         """ScoreLogError if the file cannot be opened."""
@@ -45,8 +51,10 @@ class ScoreLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists() and not path.is_file():
                 raise ScoreLogError(f"The score log {path} is not a file; give another path.")
-            self._file: IO[bytes] = path.open("ab+", buffering=0)
-            self._left = max_images - _count_lines(self._file)
+            lines, end = _read_existing(path, graph_sha256)
+            self._file: IO[bytes] = path.open("ab", buffering=0)
+            self._file.truncate(end)
+            self._left = max_images - lines
         except OSError as error:
             raise ScoreLogError(f"The score log {path} cannot be written: {error.strerror or error}.") from None
         self._path, self._graph, self._scores = path, graph_sha256, scores
@@ -74,7 +82,8 @@ class ScoreLog:
         count = min(self._left, len(images))
         if count <= 0:
             return
-        if self._given - self._taken + images.nbytes > _MAX_BYTES or self._queue.full():
+        waiting = self._given - self._taken
+        if (waiting and waiting + images.nbytes > _MAX_BYTES) or self._queue.full():
             self._not_queued += count
             return
         self._given += images.nbytes
@@ -85,9 +94,10 @@ class ScoreLog:
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Write what is queued, for at most `timeout` seconds, and close the file."""
+        deadline = time.monotonic() + timeout
         with suppress(queue.Full):
             self._queue.put(None, timeout=timeout)
-        self._thread.join(timeout)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():  # the disk does not answer; the thread ends with the process
             _log.error("score log not closed", extra={"path": str(self._path)})
             return
@@ -135,12 +145,20 @@ class ScoreLog:
         return b"".join(lines)
 
 
-def _count_lines(file: IO[bytes]) -> int:
-    """The number of lines of a file; an unfinished last line, left by a crash, is removed."""
-    file.seek(0)
+def _read_existing(path: Path, graph_sha256: str) -> tuple[int, int]:
+    """Number of lines of an earlier log, and its size without an unfinished last line, which a crash may have left.
+
+    ScoreLogError if the file is not a score log, or that of another model.
+    """
+    if not path.exists():
+        return 0, 0
     lines = end = 0
-    for line in file:
-        if line.endswith(b"\n"):
-            lines, end = lines + 1, end + len(line)
-    file.truncate(end)
-    return lines
+    with path.open("rb") as file:
+        for line in file:
+            known = line.startswith(_FIRST_KEY)
+            if not known or (line.endswith(b"\n") and graph_sha256.encode() not in line[: len(_FIRST_KEY) + 80]):
+                reason = "has scores of another model" if known else "is not a score log"
+                raise ScoreLogError(f"The file {path} {reason}; give another path.")
+            if line.endswith(b"\n"):
+                lines, end = lines + 1, end + len(line)
+    return lines, end

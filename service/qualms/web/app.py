@@ -102,7 +102,8 @@ async def _load(
         engine = await asyncio.to_thread(
             Engine, bundle, settings.device, settings.threads, settings.max_batch, settings.max_run_seconds
         )
-        model = ServedModel(bundle, engine, registry, state, decode_threads, _score_log(bundle, settings))
+        score_log = await asyncio.to_thread(_score_log, bundle, settings)
+        model = ServedModel(bundle, engine, registry, state, decode_threads, score_log)
     except Exception as error:
         expected = isinstance(error, QualmsError)
         state.failure = str(error) if expected else "The model could not be loaded; the log has the reason."

@@ -118,7 +118,7 @@ class ReplyWriter:
         return outputs
 
     def verdicts(self, batch: Batch) -> Verdicts:
-        """The verdicts on a batch at the default operating point, for images whose replies were written by their size."""
+        """The verdicts on a batch at the default operating point; an image without a reply is decided as one of unknown size."""
         if not self._decider.sizes:
             return self._decide(batch, DEFAULT_QUERY)[0]
         known = self.encodings(batch)

@@ -97,6 +97,16 @@ def test_the_guarantee_text_names_the_size(sized_manifest: Manifest) -> None:
     assert decider.rule(size="larger").guarantee_text == decider.rule().guarantee_text + ending
 
 
+def test_the_guarantee_text_of_a_score_without_thresholds_by_size_names_no_size(sized_manifest: Manifest) -> None:
+    decider, point = Decider(sized_manifest), OperatingPoint(score="entropy")
+    assert decider.rule(point, "larger").guarantee_text == decider.rule(point).guarantee_text
+
+
+def test_no_images_have_no_verdicts(sized_manifest: Manifest, outputs_as_sent: dict[str, Outputs]) -> None:
+    empty = {name: values[:0] for name, values in outputs_as_sent["png"].items()}
+    assert len(Decider(sized_manifest).decide_by_size(DEFAULT_OPERATING_POINT, empty, []).flags) == 0
+
+
 def test_p_values_of_calibration_images_are_those_of_the_rule_of_their_size(sized_manifest: Manifest) -> None:
     decider = Decider(sized_manifest)
     for values, setting in zip(decider.calibration_p_values(), sized_manifest.calibration.settings, strict=True):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from qualms.errors import QualmsError
 from qualms.images.fingerprints import fingerprints
+from qualms.images.observed import ObservedEncoding
 from qualms.telemetry.score_log import ScoreLog, ScoreLogError
 
 GRAPH = "ab" * 32
@@ -220,3 +221,38 @@ def test_if_the_disk_fails_images_are_counted_as_dropped_and_closing_does_not_ra
     )
     assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
     assert 0 < int(done.stdout) <= 20
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"a": 1}', "is not a score log"),
+        ("some text\n", "is not a score log"),
+        (f'{{"graph":"{"0" * 64}","image":"00"}}\n', "has scores of another model"),
+    ],
+)
+def test_a_file_that_is_no_score_log_of_this_model_is_refused_and_left_alone(
+    path: Path, content: str, reason: str
+) -> None:
+    path.write_text(content)
+    with pytest.raises(ScoreLogError) as caught:
+        ScoreLog(path, 10, GRAPH, SCORES)
+    assert str(caught.value) == f"The file {path} {reason}; give another path."
+    assert path.read_text() == content
+
+
+def test_an_unfinished_last_line_is_removed(path: Path) -> None:
+    log = ScoreLog(path, 10, GRAPH, SCORES)
+    log.write(*draw(2))
+    log.close()
+    finished = path.read_bytes()
+    path.write_bytes(finished + finished[:40])
+    ScoreLog(path, 10, GRAPH, SCORES).close()
+    assert path.read_bytes() == finished
+
+
+def test_the_encodings_of_images_are_logged(path: Path) -> None:
+    log = ScoreLog(path, 10, GRAPH, SCORES)
+    log.write(*draw(2), {1: ObservedEncoding("jpeg", "70-79", "same")})
+    log.close()
+    assert [line["encoding"] for line in lines(path)] == [None, "jpeg 70-79, same size"]

@@ -142,8 +142,10 @@ class Options:
             raise DataError(
                 f"Both the data {self.data!r} and the log {str(self.from_log)!r} are given; calibrate on one of them."
             )
-        if self.from_log is not None and self.as_sent:
-            raise DataError("Recorded scores cannot be sent in another encoding; leave out --as-sent or --from-log.")
+        if self.from_log is not None and (self.as_sent or self.form or self.seed is not None):
+            raise DataError(
+                "Recorded scores cannot be sent in another encoding; leave out --as-sent, --form and --seed, or --from-log."
+            )
         if self.data is None and self.unlabelled:
             raise DataError("--unlabelled needs DATA, a folder of images or a NAME-SPLIT.npz file.")
         if not 0 <= self.trim <= MAX_TRIM:
@@ -153,8 +155,8 @@ class Options:
                 "Only images without labels can be trimmed; give a flat folder, --unlabelled or --from-log."
             )
         sent = self.sent(manifest)
-        if self.form is not None and sent is None:
-            raise DataError(f"--form {self.form} needs encodings: list them with --as-sent.")
+        if sent is None and (self.form is not None or self.seed is not None):
+            raise DataError("--form and --seed need encodings: list them with --as-sent.")
         if self.keep_trust and not (manifest.labelled_calibration or manifest.calibration).has_labels:
             raise DataError(
                 f"{manifest.name} has no guarantee on errors that could be kept: it was calibrated without labels."
