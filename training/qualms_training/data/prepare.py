@@ -75,15 +75,19 @@ def prepare(recipe: Recipe, seed: int, data_dir: Path | None, display: Display) 
 
 
 def ood_sets(
-    recipe: Recipe, test: LabelledSplit, data_dir: Path | None, display: Display
+    recipe: Recipe,
+    test: LabelledSplit,
+    data_dir: Path | None,
+    display: Display,
+    stored: dict[str, Selection] | None = None,
 ) -> dict[str, NDArray[np.uint8]]:
     """The OOD sets, (N, H, W, C) each; they do not depend on the seed if `test` does not.
 
     The last one, `<id> (itself)`, is half of the in-distribution test set. Its AUROC must be 50 %; any other value is an
-    artefact of the way OOD sets are loaded and preprocessed.
+    artefact of the way OOD sets are loaded and preprocessed. `stored` are the `stored_ood_sets`, if they are loaded already.
     """
     sets = {}
-    for name, selection in stored_ood_sets(recipe, test, data_dir).items():
+    for name, selection in (stored or stored_ood_sets(recipe, test, data_dir)).items():
         with display.bar(f"reading {name}", len(selection)) as advance:
             sets[name] = selection.conformed(recipe.input.spec, advance)
     source = load(recipe.data.id, "test", data_dir)

@@ -82,9 +82,9 @@ def evaluate_bundle(
     else:
         split, name = _own_test_split(test, manifest, display), str(test)
     seen = check_not_calibrated_on(manifest, split.images, name)
-    sets = {} if test is None else stored_ood_sets(recipe, split, data_dir)
+    sets = stored_ood_sets(recipe, split, data_dir)
     images = (
-        ood_sets(recipe, split, data_dir, display)
+        ood_sets(recipe, split, data_dir, display, sets)
         if test is None
         else {key: selection.conformed(manifest.input) for key, selection in sets.items()}
     )
@@ -104,7 +104,7 @@ def evaluate_bundle(
         runner,
         manifest,
         split,
-        sets or stored_ood_sets(recipe, split, data_dir),
+        sets,
         encodings=encodings or recipe.report_encodings,
         targets=recipe.report_targets,
         limit=recipe.report_limit,

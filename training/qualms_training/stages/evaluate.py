@@ -35,7 +35,8 @@ def run(context: RunContext) -> None:
 
 def _evaluate(context: RunContext, bundle: Bundle) -> Evaluation:
     test = context.data.parts["test"]
-    ood = ood_sets(context.recipe, test, context.data_dir, context.display)
+    stored = stored_ood_sets(context.recipe, test, context.data_dir)
+    ood = ood_sets(context.recipe, test, context.data_dir, context.display, stored)
     runner, recipe = GraphRunner(bundle.graph), context.recipe
     seen = check_not_calibrated_on(bundle.manifest, test.images, recipe.data.id)
     outputs, ood_outputs = run_graph(runner, test.images, ood, context.display)
@@ -54,7 +55,7 @@ def _evaluate(context: RunContext, bundle: Bundle) -> Evaluation:
         runner,
         bundle.manifest,
         test,
-        stored_ood_sets(recipe, test, context.data_dir),
+        stored,
         encodings=recipe.report_encodings,
         targets=recipe.report_targets,
         limit=recipe.report_limit,
