@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from qualms.bundle.arrays import Float32Array, Int32Array, UInt64Array
-from qualms.bundle.parts import ManifestPart, Sha256, is_ascending, is_empty, is_none
+from qualms.bundle.parts import ListOf, ManifestPart, Sha256, is_ascending, is_empty, is_none
 from qualms.errors import EncodingError
 from qualms.images.encodings import parse_encodings
 
@@ -17,7 +17,8 @@ CalibrationForm = Literal["mixture", "worst", "by-size"]
 `worst`: each image was sent in every setting of the list, and the guarantee is for each setting and every mixture of them.
 `by-size`: as `worst`, but images of the model's input size, larger and smaller ones each have their own thresholds."""
 
-
+MAX_SETTINGS: Final = 1_000
+"""settings of the encodings; dozens are usual"""
 _MIN_SHARE = 0.01
 """share of the calibration images from which on their encoding counts as calibrated"""
 
@@ -29,9 +30,9 @@ class TrustGrid(ManifestPart):
     """(J,) fraction of the fit split at or below each threshold, ascending"""
     thresholds: Float32Array
     """(J,) thresholds as uncertainty (`scores.as_uncertainty`), ascending"""
-    accepted: list[int] | None = Field(None, exclude_if=is_none)
+    accepted: ListOf[int] | None = Field(None, exclude_if=is_none)
     """(J,) calibration images whose uncertainty is at most the threshold; only in earlier bundles"""
-    errors: list[int] | None = Field(None, exclude_if=is_none)
+    errors: ListOf[int] | None = Field(None, exclude_if=is_none)
     """(J,) wrong predictions among them; only in earlier bundles"""
 
     @model_validator(mode="after")
@@ -54,7 +55,7 @@ class TrustGrid(ManifestPart):
 class AsSent(ManifestPart):
     """The encodings in which the calibration images were sent (`qualms.images.encodings`)."""
 
-    encodings: list[str] = Field(min_length=1)
+    encodings: ListOf[str] = Field(min_length=1, max_length=MAX_SETTINGS)
     form: CalibrationForm
     seed: int = Field(ge=0, lt=2**63)
     """of the encodings, qualities and factors that were drawn"""
@@ -92,7 +93,7 @@ class PairedScores(ManifestPart):
     """by score: (n,) raw values of the flag score and the trust score of the default operating point"""
     predictions: Int32Array
     """(n,) predicted classes"""
-    wrong: list[int] | None = Field(None, exclude_if=is_none)
+    wrong: ListOf[int] | None = Field(None, exclude_if=is_none)
     """indices of the misclassified images, ascending; None without labels"""
     label_scores: Float32Array | None = Field(None, exclude_if=is_none)
     """(n,) score of the true class for prediction sets; None without labels"""
@@ -113,7 +114,7 @@ class Calibration(ManifestPart):
     data_sha256: Sha256
     scores: dict[str, Float32Array]
     """by score: (n,) raw values; in the order of the images, or sorted if there are `settings` and in earlier bundles"""
-    wrong: list[int] | None = Field(None, exclude_if=is_none)
+    wrong: ListOf[int] | None = Field(None, exclude_if=is_none)
     """indices of the misclassified images, ascending; None without labels"""
     trust: TrustGrid
     predictions: Int32Array | None = Field(None, exclude_if=is_none)
@@ -122,7 +123,7 @@ class Calibration(ManifestPart):
     """(n,) score of the true class for prediction sets"""
     as_sent: AsSent | None = Field(None, exclude_if=is_none)
     """None if the images were used as they are stored"""
-    settings: list[PairedScores] = Field([], exclude_if=is_empty)
+    settings: ListOf[PairedScores] = Field([], exclude_if=is_empty, max_length=MAX_SETTINGS)
     """the images in every setting, in the forms `worst` and `by-size`"""
     observed: dict[str, Annotated[int, Field(ge=0)]] = Field({}, exclude_if=is_empty)
     """number of images by encoding (`qualms.images.observed`); an image counts once in every setting"""

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from qualms.bundle.parts import ManifestPart, is_empty
+from qualms.bundle.parts import ListOf, ManifestPart, is_empty
 
 
 class OodResult(ManifestPart):
@@ -65,8 +65,8 @@ class EncodingResult(ManifestPart):
     """whether the guarantees include images in this encoding"""
     n: int
     accuracy: float
-    realised: list[GuaranteeResult]
-    detected: list[DetectionResult]
+    realised: ListOf[GuaranteeResult]
+    detected: ListOf[DetectionResult]
 
 
 class ClassResult(ManifestPart):
@@ -109,10 +109,10 @@ class Evaluation(ManifestPart):
     """accuracy of the served predictions"""
     identical_predictions: bool | None
     """whether the graph predicts the same classes as the base model; None if the meta-model predicts"""
-    ood: list[OodResult]
-    misclassification: list[ErrorResult]
-    realised: list[GuaranteeResult]
-    probabilities: list[ProbabilityResult] = Field([], exclude_if=is_empty)
-    encodings: list[EncodingResult] = Field([], exclude_if=is_empty)
-    classes: list[ClassResult] = Field([], exclude_if=is_empty)
-    sets: list[SetResult] = Field([], exclude_if=is_empty)
+    ood: ListOf[OodResult]
+    misclassification: ListOf[ErrorResult]
+    realised: ListOf[GuaranteeResult]
+    probabilities: ListOf[ProbabilityResult] = Field([], exclude_if=is_empty)
+    encodings: ListOf[EncodingResult] = Field([], exclude_if=is_empty)
+    classes: ListOf[ClassResult] = Field([], exclude_if=is_empty)
+    sets: ListOf[SetResult] = Field([], exclude_if=is_empty)

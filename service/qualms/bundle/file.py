@@ -1,13 +1,21 @@
 """Open, verify and write bundle files."""
 
+import errno
 import hashlib
+import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from qualms.bundle.container import Container, pack, unpack
+from qualms.bundle.graph_checks import check_graph
 from qualms.bundle.manifest import Manifest
 from qualms.errors import BundleError
 from qualms.files import write_bytes
+
+MAX_BYTES: Final = 2**31 - 1
+"""the largest protobuf message, and therefore the largest model that ONNX Runtime reads from memory"""
 
 
 @dataclass(frozen=True)
@@ -23,9 +31,9 @@ class Bundle:
 
 
 def open_bundle(path: Path) -> Bundle:
-    """Read a bundle and verify its manifest, schema version and graph digest."""
+    """Read a bundle and verify its manifest, schema version, graph digest and graph."""
     try:
-        data = path.read_bytes()
+        data = _read(path)
     except FileNotFoundError:
         raise BundleError(f"{path} does not exist.") from None
     except OSError as error:
@@ -54,6 +62,20 @@ def graph_digest(graph: bytes) -> str:
     return hashlib.sha256(graph).hexdigest()
 
 
+def _read(path: Path) -> bytes:
+    """The bytes of a regular file of an accepted size."""
+    mode = path.stat().st_mode  # before the file is opened: a pipe without a writer would block
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise BundleError(f"{path} cannot be read: it is a device, pipe or socket, and a regular file is accepted.")
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_BYTES:
+            raise BundleError(f"{path} has {size:,} bytes, and at most {MAX_BYTES:,} are accepted.")
+        return file.read(size)
+
+
 def _verify(path: Path, data: bytes, source: str) -> Bundle:
     graph, text = unpack(data, source)
     if text is None:
@@ -61,4 +83,5 @@ def _verify(path: Path, data: bytes, source: str) -> Bundle:
     manifest = Manifest.from_json(text, source)
     if graph_digest(graph) != manifest.graph_sha256:
         raise BundleError(f"{source} has a damaged graph: its SHA-256 differs from the one in the manifest.")
+    check_graph(graph, source)
     return Bundle(path, manifest, graph, hashlib.sha256(data).hexdigest())

@@ -17,22 +17,29 @@ COUNT = 8
 
 def draw(spec: InputSpec, count: int = COUNT) -> NDArray[np.uint8]:
     """Draw images (count, H, W, C) that cycle through flat, ramp, stripes, checks, disc and hash noise."""
-    y, x, c = np.indices(spec.shape, dtype=np.int64)
+    y, x, c = np.indices(
+        spec.shape, dtype=np.int64, sparse=True
+    )  # each with one axis, so that patterns need little memory
     y256, x256 = y * 256 // spec.height, x * 256 // spec.width
     radius = (y256 - 128) ** 2 + (x256 - 128) ** 2
-    images = []
+    images = np.empty((count, *spec.shape), np.uint8)
     for index in range(count):
         salt = 37 * index + 61 * c
-        patterns = (
-            np.full_like(x, 255 * (index // 6 % 2)),
-            x256 + salt,
-            255 * ((y256 // 32 + salt) % 2),
-            255 * ((y256 // 64 + x256 // 64 + c) % 2),
-            np.where(radius < 4000 + 911 * index, 255 - salt % 97, 0),
-            _hash(x + spec.width * (y + spec.height * (c + 3 * index))),
-        )
-        images.append(patterns[index % len(patterns)])
-    return (np.stack(images) % 256).astype(np.uint8)
+        match index % 6:
+            case 0:
+                pattern = np.full_like(x, 255 * (index // 6 % 2))
+            case 1:
+                pattern = x256 + salt
+            case 2:
+                pattern = 255 * ((y256 // 32 + salt) % 2)
+            case 3:
+                pattern = 255 * ((y256 // 64 + x256 // 64 + c) % 2)
+            case 4:
+                pattern = np.where(radius < 4000 + 911 * index, 255 - salt % 97, 0)
+            case _:
+                pattern = _hash(x + spec.width * (y + spec.height * (c + 3 * index)))
+        images[index] = pattern % 256
+    return images
 
 
 def digest(images: NDArray[np.uint8]) -> str:

@@ -1,14 +1,25 @@
 """The manifest: a bundle's metadata as versioned JSON. Unknown fields are errors."""
 
-import json
-from typing import Annotated, Any, Final, Literal, Self
+import math
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from qualms.bundle.arrays import Float32Array
 from qualms.bundle.calibration_data import Calibration, PairedScores
 from qualms.bundle.evaluation_results import Evaluation
-from qualms.bundle.parts import Fraction, Guarantee, ManifestPart, Name, Sha256, is_empty, is_none
+from qualms.bundle.manifest_text import parse_object
+from qualms.bundle.parts import (
+    Fraction,
+    FreeObject,
+    Guarantee,
+    ListOf,
+    ManifestPart,
+    Name,
+    Sha256,
+    is_empty,
+    is_none,
+)
 from qualms.bundle.scores import DEFAULT_FLAG_SCORE, DEFAULT_TRUST_SCORE, DIRICHLET_SCORES, ScoreSpec
 from qualms.errors import BundleError
 from qualms.images.input_spec import InputSpec
@@ -17,6 +28,14 @@ SCHEMA_VERSION: Final = 2
 """Version 2 added how calibration images were sent, their fingerprints and predictions, and prediction sets."""
 REQUIRED_SCORES: Final = frozenset(DIRICHLET_SCORES)
 """scores of every bundle of this schema version; later additions to `SCORES` are optional, so that old bundles still open"""
+MAX_CLASSES: Final = 50_000
+"""ImageNet-21k has 21,841"""
+MAX_SCORES: Final = 100
+"""`SCORES` has 12; every score has metrics and thresholds of its own"""
+MAX_CLASS_SETTINGS: Final = 2_500_000
+"""classes × settings of the calibration, each with thresholds of its own; 21,841 classes in 100 settings are fewer"""
+MAX_GOLDEN_PIXELS: Final = 2**25
+"""values of all golden images; 8 images of 1024 × 1024 pixels in colour have 25 million"""
 
 Predictor = Literal["base", "meta"]
 """Model whose class is served: the base model, or the meta-model (transfer)."""
@@ -48,10 +67,10 @@ class SetMethod(ManifestPart):
 class Reference(ManifestPart):
     """Distribution of scores and classes on in-distribution images, to compare live traffic with."""
 
-    levels: list[float] = Field(min_length=1)
-    quantiles: dict[str, list[float]]
+    levels: ListOf[float] = Field(min_length=1)
+    quantiles: dict[str, ListOf[float]]
     """by score: its quantiles at `levels`"""
-    class_shares: list[float]
+    class_shares: ListOf[float]
     """fraction of images predicted as each class"""
 
     @model_validator(mode="after")
@@ -78,12 +97,12 @@ class Provenance(ManifestPart):
     created: str
     qualms: str
     recipe_name: str
-    recipe: dict[str, Any]
+    recipe: FreeObject
     seed: int
     versions: dict[str, str]
-    base: dict[str, Any]
-    meta: dict[str, Any]
-    data: dict[str, Any]
+    base: FreeObject
+    meta: FreeObject
+    data: FreeObject
 
 
 class Manifest(ManifestPart):
@@ -92,13 +111,13 @@ class Manifest(ManifestPart):
     schema_version: Literal[1, 2] = SCHEMA_VERSION
     name: Name
     version: Name
-    classes: list[str] = Field(min_length=2)
+    classes: ListOf[str] = Field(min_length=2, max_length=MAX_CLASSES)
     input: InputSpec
     prediction: Predictor = "base"
     alpha: AlphaKind = Field("meta", exclude_if=lambda kind: kind == "meta")
-    flag_terms: list[str] = Field([], exclude_if=is_empty)
+    flag_terms: ListOf[str] = Field([], exclude_if=is_empty, max_length=MAX_SCORES)
     """names of the columns of the output `fused_terms`, whose sum is the score `fused`; empty if alpha is `meta`"""
-    scores: dict[str, ScoreSpec]
+    scores: dict[str, ScoreSpec] = Field(max_length=MAX_SCORES)
     operating: OperatingDefaults
     sets: SetMethod = Field(SetMethod(), exclude_if=lambda sets: sets == SetMethod())
     calibration: Calibration
@@ -122,6 +141,7 @@ class Manifest(ManifestPart):
             if name not in self.scores:
                 raise ValueError(f"the operating score {name} is not among the scores")
         self._check_calibrations()
+        self._check_sizes()
         if missing := sorted(set(self.scores) - set(self.reference.quantiles)):
             raise ValueError(f"the scores {', '.join(missing)} have no reference quantiles")
         if len(self.reference.class_shares) != len(self.classes):
@@ -150,6 +170,21 @@ class Manifest(ManifestPart):
                 if predicted is not None and not ((predicted >= 0) & (predicted < len(self.classes))).all():
                     raise ValueError(f"predictions must be from 0 to {len(self.classes) - 1}")
 
+    def _check_sizes(self) -> None:
+        """Products of sizes, each of which is accepted by itself."""
+        settings = max(len(one.settings) for one in (self.calibration, self.labelled_calibration) if one is not None)
+        if len(self.classes) * settings > MAX_CLASS_SETTINGS:
+            raise ValueError(
+                f"{len(self.classes):,} classes in {settings:,} settings are too many: at most {MAX_CLASS_SETTINGS:,} "
+                "classes × settings are accepted"
+            )
+        values = self.golden.count * math.prod(self.input.shape)
+        if values > MAX_GOLDEN_PIXELS:
+            raise ValueError(
+                f"golden.count is {self.golden.count}, which are {values:,} values of pixels, and at most "
+                f"{MAX_GOLDEN_PIXELS:,} are accepted"
+            )
+
     def _check_golden_shapes(self) -> None:
         """Golden outputs must have one row per image and, for vectors, one column per class or flag term."""
         images, classes = self.golden.count, len(self.classes)
@@ -173,12 +208,7 @@ class Manifest(ManifestPart):
     @classmethod
     def from_json(cls, text: str, source: str = "The file") -> Self:
         """Parse and validate a manifest; the BundleError names `source` and the first invalid field."""
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise BundleError(f"{source} has a damaged manifest: it is not JSON ({error}).") from None
-        if not isinstance(document, dict):
-            raise BundleError(f"{source} has a damaged manifest: it is not a JSON object.")
+        document = parse_object(text, source)
         version = document.get("schema_version")
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise BundleError(

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from qualms.bundle import golden
 from qualms.bundle.manifest import Manifest
-from qualms.errors import BundleError, ExtraMissingError, first_line
+from qualms.bundle.sessions import failure, is_out_of_memory, open_session
+from qualms.errors import BundleError, ExtraMissingError
 
 INPUT = "image"
 GOLDEN_TOLERANCE = 1e-4
@@ -36,15 +37,17 @@ def onnxruntime() -> ModuleType:
 class GraphRunner:
     """A graph loaded on the CPU, called with uint8 images (N, H, W, C)."""
 
-    def __init__(self, graph: bytes, threads: int = 0) -> None:
+    def __init__(self, graph: bytes, threads: int = 0, max_memory: int | None = None) -> None:
+        """`max_memory`: bytes that all tensors of a run may take; None for no limit."""
         ort = onnxruntime()
+        self._max_memory = max_memory
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
         try:
-            self.session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+            self.session = open_session(ort, graph, options, ["CPUExecutionProvider"], max_memory=max_memory)
         except Exception as error:
-            raise BundleError(f"ONNX Runtime cannot load the graph: {first_line(error)}.") from None
+            raise BundleError(f"ONNX Runtime cannot load the graph: {failure(error, max_memory)}.") from None
         self.outputs = [output.name for output in self.session.get_outputs()]
         if INPUT not in {node.name for node in self.session.get_inputs()}:
             raise BundleError(f"The graph has no input named {INPUT}.")
@@ -56,13 +59,24 @@ class GraphRunner:
         parts: list[list[NDArray[Any]]] = []
         for start in range(0, len(images), batch):
             part = images[start : start + batch]
-            parts.append(self.session.run(self.outputs, {INPUT: part}))
+            parts.append(self._run(part))
             if progress:
                 progress(len(part))
         if not parts:
             raise ValueError("There are no images to run.")
         columns = zip(self.outputs, zip(*parts, strict=True), strict=True)
         return {name: np.concatenate(values) for name, values in columns}
+
+    def _run(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
+        try:
+            values: list[NDArray[Any]] = self.session.run(self.outputs, {INPUT: images})
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise BundleError(
+                f"The graph cannot be run on {len(images)} images: {failure(error, self._max_memory)}."
+            ) from error
+        return values
 
 
 def required_outputs(manifest: Manifest) -> list[str]:

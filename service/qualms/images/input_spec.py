@@ -1,8 +1,13 @@
 """The input of a model: size, colour mode, and how images are resized."""
 
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_PIXELS: Final = 2**20
+"""of one image, such as 1024 × 1024: a batch of 64 takes 200 MB, and classifiers use up to 640 × 640"""
+_MAX_SHORTER_SIDE = 4
+"""times the longer side of the input; usual is up to 1.5, and the memory of a long image grows with its square"""
 
 
 class InputSpec(BaseModel):
@@ -21,6 +26,14 @@ class InputSpec(BaseModel):
     not written to the manifest, so that older services can read the bundle."""
 
     @model_validator(mode="after")
+    def _check_pixels(self) -> Self:
+        if self.height * self.width > MAX_PIXELS:
+            raise ValueError(
+                f"an image of {self.height} × {self.width} pixels is too large: at most {MAX_PIXELS:,} pixels are accepted"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_shorter_side(self) -> Self:
         if self.shorter_side is None:
             return self
@@ -30,6 +43,12 @@ class InputSpec(BaseModel):
             raise ValueError(
                 f"shorter_side is {self.shorter_side}, but a crop of {self.height} × {self.width} pixels needs at least "
                 f"{max(self.height, self.width)}"
+            )
+        largest = _MAX_SHORTER_SIDE * max(self.height, self.width, 64)
+        if self.shorter_side > largest:
+            raise ValueError(
+                f"shorter_side is {self.shorter_side}, but for a crop of {self.height} × {self.width} pixels at most "
+                f"{largest} is accepted"
             )
         return self
 

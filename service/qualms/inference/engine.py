@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from qualms.bundle.file import Bundle
 from qualms.bundle.runtime import INPUT, Outputs, check_golden, check_outputs, onnxruntime, required_outputs
+from qualms.bundle.sessions import failure, is_out_of_memory, open_session
 from qualms.errors import BundleError, QualmsError, first_line
 from qualms.inference.cpu import available_cores
 from qualms.settings import Device
@@ -57,21 +58,27 @@ class Engine:
         max_batch: int = 64,
         max_run_seconds: float = math.inf,
         clock: Callable[[], float] = time.perf_counter,
+        max_memory: int | None = None,
     ) -> None:
-        """A batch has at most `max_batch` images, and fewer if that many would take longer than `max_run_seconds`."""
+        """A batch has at most `max_batch` images, and fewer if that many would take longer than `max_run_seconds`.
+
+        `max_memory`: bytes of main memory that all tensors of a run may take; None for no limit. A batch has fewer images if
+        that many would need more, and a model that cannot run its golden images is refused.
+        """
         self.bundle = bundle
         self.max_batch = max_batch
         self._max_run_seconds = max_run_seconds
+        self._max_memory = max_memory
         self._clock = clock
         threads = threads or available_cores()
-        session, provider = _open(bundle.graph, device, threads)
+        session, provider = _open(bundle.graph, device, threads, max_memory)
         try:
             self._use(session, provider)
         except BundleError as error:
             if device != "auto" or provider != CUDA:
                 raise
             _log.warning("CUDA is available but does not work; running on the CPU", extra={"reason": str(error)})
-            self._use(*_open(bundle.graph, "cpu", threads))
+            self._use(*_open(bundle.graph, "cpu", threads, max_memory))
         _log.info("nodes by execution provider", extra={"model": bundle.manifest.name, "nodes": self.nodes()})
 
     def _use(self, session: Any, provider: str) -> None:
@@ -100,7 +107,13 @@ class Engine:
 
     def run(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
         """Outputs in the order of `self.outputs` for images (N, H, W, C)."""
-        values: list[NDArray[Any]] = self.session.run(self.outputs, {INPUT: images})
+        try:
+            values: list[NDArray[Any]] = self.session.run(self.outputs, {INPUT: images})
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = failure(error, self._max_memory)
+            raise BundleError(f"{self.bundle.path} cannot be run on {len(images)} images: {reason}.") from error
         return values
 
     def run_all(self, images: NDArray[np.uint8]) -> Outputs:
@@ -108,14 +121,19 @@ class Engine:
         return dict(zip(self.outputs, self.run(images), strict=True))
 
     def _measure(self) -> CostCurve:
-        """Warm up and time batches of every power of two, up to the first size that exceeds `max_run_seconds`.
+        """Warm up and time batches of every power of two, up to the first size that exceeds a limit of time or memory.
 
         A larger batch never costs less: measurements that decrease because of noise are replaced by the previous maximum.
         """
         max_batch = self.max_batch
         sizes, seconds = list[int](), list[float]()
         for size in sorted({min(1 << power, max_batch) for power in range(max_batch.bit_length() + 1)}):
-            measured = self._time(size)
+            try:
+                measured = self._time(size)
+            except Exception as error:
+                if sizes and is_out_of_memory(error):
+                    break
+                raise
             if sizes and measured > self._max_run_seconds:
                 break
             sizes.append(size)
@@ -144,7 +162,7 @@ def _check_names(inputs: Sequence[str], outputs: Sequence[str], bundle: Bundle) 
             raise BundleError(f"{bundle.path} is not usable: it has no golden vectors of {name}.")
 
 
-def _open(graph: bytes, device: Device, threads: int) -> tuple[Any, str]:
+def _open(graph: bytes, device: Device, threads: int, max_memory: int | None) -> tuple[Any, str]:
     """A session on the requested device, and the execution provider it runs on."""
     ort = onnxruntime()
     _check_wheels(device)
@@ -152,17 +170,17 @@ def _open(graph: bytes, device: Device, threads: int) -> tuple[Any, str]:
     if device == "cuda" and not available:
         raise DeviceError("Device 'cuda' is not available: this ONNX Runtime has no CUDA; install 'qualms[gpu]'.")
     if device != "cpu" and available:
-        session = _open_cuda(ort, graph, threads, strict=device == "cuda")
+        session = _open_cuda(ort, graph, threads, max_memory, strict=device == "cuda")
         if session is not None:
             return session, CUDA
     options = _options(ort, threads)
     try:
-        return ort.InferenceSession(graph, options, providers=[CPU]), CPU
+        return open_session(ort, graph, options, [CPU], max_memory=max_memory), CPU
     except Exception as error:
-        raise BundleError(f"ONNX Runtime cannot load the graph: {first_line(error)}.") from error
+        raise BundleError(f"ONNX Runtime cannot load the graph: {failure(error, max_memory)}.") from error
 
 
-def _open_cuda(ort: Any, graph: bytes, threads: int, *, strict: bool) -> Any:
+def _open_cuda(ort: Any, graph: bytes, threads: int, max_memory: int | None, *, strict: bool) -> Any:
     """A session that runs on CUDA; if that is impossible, None, or DeviceError with `strict`.
 
     ONNX Runtime falls back to the CPU silently, so the session's actual provider is checked.
@@ -175,7 +193,8 @@ def _open_cuda(ort: Any, graph: bytes, threads: int, *, strict: bool) -> Any:
     # TF32 rounds factors to 10 bits of mantissa, so scores would differ from the calibrated ones.
     cuda = (CUDA, {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"})
     try:
-        session = ort.InferenceSession(graph, options, providers=[cuda] if strict else [cuda, CPU])
+        providers = [cuda] if strict else [cuda, CPU]
+        session = open_session(ort, graph, options, providers, max_memory=max_memory)
         reason = "" if session.get_providers()[0] == CUDA else "ONNX Runtime fell back to the CPU"
     except Exception as error:
         session, reason = None, first_line(error)

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qualms.bundle import container
 from qualms.bundle.container import MANIFEST_KEY, Container, pack, unpack
+from qualms.bundle.protobuf import bytes_field
 from qualms.bundle.runtime import GraphRunner
 from qualms.errors import BundleError
 
@@ -69,16 +71,36 @@ def test_other_metadata_entries_are_preserved(model: onnx.ModelProto) -> None:
 
 def test_the_manifest_may_stand_between_other_metadata_entries(model: onnx.ModelProto) -> None:
     before, after = {"a": "1"}, {"z": "2"}
-    container = unpack(with_metadata(model, {**before, MANIFEST_KEY: TEXT, **after}))
-    assert container.manifest == TEXT
-    assert container.graph == with_metadata(model, {**before, **after})
+    unpacked = unpack(with_metadata(model, {**before, MANIFEST_KEY: TEXT, **after}))
+    assert unpacked.manifest == TEXT
+    assert unpacked.graph == with_metadata(model, {**before, **after})
 
 
-def test_the_last_of_two_manifests_is_used_as_in_onnx_runtime(graph: bytes) -> None:
+def test_two_manifests_are_refused(graph: bytes) -> None:
     doubled = pack(Container(pack(Container(graph, "first")), "second"))
-    session = onnxruntime.InferenceSession(doubled, providers=["CPUExecutionProvider"])
-    assert session.get_modelmeta().custom_metadata_map == {MANIFEST_KEY: "second"}
-    assert unpack(doubled) == Container(graph, "second")
+    with pytest.raises(
+        BundleError, match=r"^The file is not a Qualms bundle: it has two manifests, and one is accepted\.$"
+    ):
+        unpack(doubled)
+
+
+def test_a_manifest_that_is_too_long_is_refused(graph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "MAX_MANIFEST_BYTES", 1000)
+    assert unpack(pack(Container(graph, "x" * 1000))).manifest == "x" * 1000
+    with pytest.raises(BundleError, match="its manifest has 1,001 bytes, and at most 1,000 are accepted"):
+        unpack(pack(Container(graph, "x" * 1001)))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\x08\x08" * 10_001 + b"\x3a\x00", "it has more than 10,000 top-level fields"),
+        (b"\x3a\x00" + bytes_field(14, b"\x08\x08" * 10_001), "a metadata entry has more than 10,000 fields"),
+    ],
+)
+def test_a_model_of_too_many_fields_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(BundleError, match=reason):
+        unpack(data)
 
 
 # Bytes that are not an ONNX model
@@ -89,11 +111,11 @@ def test_a_truncated_file_is_refused_or_has_no_manifest(graph: bytes) -> None:
     survivors = []
     for length in range(len(packed)):
         try:
-            container = unpack(packed[:length])
+            unpacked = unpack(packed[:length])
         except BundleError:
             continue
         survivors.append(length)
-        assert container == Container(packed[:length], None)
+        assert unpacked == Container(packed[:length], None)
     assert len(graph) in survivors
     assert len(survivors) < 5  # a cut between two top-level fields leaves valid protobuf
 
@@ -101,10 +123,10 @@ def test_a_truncated_file_is_refused_or_has_no_manifest(graph: bytes) -> None:
 @given(st.binary(max_size=200))
 def test_unpacking_random_bytes_returns_a_container_or_raises_bundle_error(data: bytes) -> None:
     try:
-        container = unpack(data)
+        unpacked = unpack(data)
     except BundleError:
         return
-    assert pack(container) == data or container.manifest is not None
+    assert pack(unpacked) == data or unpacked.manifest is not None
 
 
 @given(where=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255))
@@ -114,10 +136,10 @@ def test_unpacking_a_file_with_a_changed_byte_returns_a_container_or_raises_bund
     packed = bytearray(pack(Container(graph, TEXT)))
     packed[int(where * len(packed))] = value
     try:
-        container = unpack(bytes(packed))
+        unpacked = unpack(bytes(packed))
     except BundleError:
         return
-    assert container.manifest is not None or container.graph == packed
+    assert unpacked.manifest is not None or unpacked.graph == packed
 
 
 TRUNCATED = "The file is not an ONNX model: it is another kind of file, or it is truncated."

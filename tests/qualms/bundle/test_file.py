@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnxruntime
 import pytest
 
@@ -67,6 +68,34 @@ def test_the_error_names_a_missing_file(tmp_path: Path) -> None:
 
 def test_the_error_names_a_folder(tmp_path: Path) -> None:
     assert message(tmp_path) == f"{tmp_path} cannot be read: Is a directory."
+
+
+def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.onnx"
+    os.mkfifo(path)
+    expected = "it is a device, pipe or socket, and a regular file is accepted"
+    assert message(path) == f"{path} cannot be read: {expected}."
+    assert message(Path("/dev/zero")) == f"/dev/zero cannot be read: {expected}."
+
+
+def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.onnx"
+    with path.open("wb") as file:
+        file.truncate(2**40)  # a sparse file, which takes no space and cannot be read into memory
+    assert message(path) == f"{path} has 1,099,511,627,776 bytes, and at most 2,147,483,647 are accepted."
+
+
+def test_a_graph_with_external_data_is_refused(tmp_path: Path, model: onnx.ModelProto, manifest: Manifest) -> None:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.graph.initializer[0].data_location = onnx.TensorProto.EXTERNAL
+    graph, path = copy.SerializeToString(), tmp_path / "external.onnx"
+    text = manifest.model_copy(update={"graph_sha256": graph_digest(graph)}).to_json()
+    path.write_bytes(pack(Container(graph, text)))
+    assert message(path) == (
+        f"{path} has a graph that is not accepted: the tensor 'weights' has external data, and only data in the file is "
+        "accepted."
+    )
 
 
 def test_a_plain_onnx_model_is_not_a_bundle(tmp_path: Path, graph: bytes) -> None:
@@ -160,7 +189,7 @@ def unwritable(graph: bytes, manifest: Manifest) -> dict[str, tuple[bytes, Manif
         "a bundle as graph": (
             nested,
             manifest.model_copy(update={"graph_sha256": graph_digest(nested)}),
-            "The new content of {path} has a damaged graph: its SHA-256 differs from the one in the manifest.",
+            "The new content of {path} is not a Qualms bundle: it has two manifests, and one is accepted.",
         ),
         "an invalid copy of a manifest": (
             graph,
