@@ -1,6 +1,6 @@
 """`python -m qualms`: the same as the `qualms` command."""
 
-from qualms.cli import main
+from qualms.entry import main
 
 if __name__ == "__main__":
     main()

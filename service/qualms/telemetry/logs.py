@@ -1,20 +1,26 @@
-"""Structured logs on stdout, one JSON object per line.
+"""Logs on stdout: one JSON object per line, or short readable lines if stdout is a terminal.
 
-Extra fields (`logger.info("…", extra={"request_id": …})`) become members of the object. Bytes and arrays are replaced by
-their type and shape, so that logs never contain pixels.
+Lines are formatted by the caller and written by a thread (`line_queue`); `logging` flushes them at exit. Extra fields
+(`logger.info("…", extra={"request_id": …})`) become members of the object. Bytes and arrays are replaced by their type and
+shape, so that logs never contain pixels.
 """
 
 import json
 import logging
 import math
+import os
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import PurePath
-from typing import BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import orjson
+
+from qualms.telemetry.line_queue import LineQueue
+from qualms.telemetry.terminal import TerminalLines
 
 _STANDARD_ATTRIBUTES = len(logging.makeLogRecord({}).__dict__)
 """number of attributes of every record; extra fields follow them in `__dict__`"""
@@ -24,10 +30,20 @@ _NOT_EXTRA = frozenset({"time", "level", "logger", "message", "asctime", "color_
 _UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 
 
-def configure(level: str, stream: BinaryIO | None = None) -> None:
-    """Write the records of all loggers from `level` up as JSON. Start uvicorn with log_config=None to include its own."""
+def configure(level: str, stream: IO[Any] | None = None, terminal: bool | None = None) -> None:
+    """Write the records of all loggers from `level` up to a file, by default stdout.
+
+    `terminal`: write readable lines instead of JSON; by default if the file is a terminal. Start uvicorn with
+    log_config=None to include its records.
+    """
     root = logging.getLogger()
-    root.handlers = [JsonHandler(sys.stdout.buffer if stream is None else stream)]
+    for handler in root.handlers:
+        if isinstance(handler, LineHandler):
+            handler.close()
+    descriptor = _descriptor(sys.stdout if stream is None else stream)
+    if terminal is None:
+        terminal = descriptor is not None and os.isatty(descriptor)
+    root.handlers = [LineHandler(descriptor, TerminalLines(level.upper() == "DEBUG") if terminal else to_line)]
     root.setLevel(level.upper())
     for name in _UVICORN:
         logger = logging.getLogger(name)
@@ -37,6 +53,19 @@ def configure(level: str, stream: BinaryIO | None = None) -> None:
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # python_multipart warns about each malformed body; the client already gets an error reply for it.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
+
+
+def _descriptor(stream: IO[Any] | None) -> int | None:
+    """Return the descriptor of a file; None if the file is closed or has none."""
+    try:
+        return None if stream is None else stream.fileno()
+    except (OSError, ValueError):
+        return None
+
+
+def dropped() -> int:
+    """Return the number of log lines that were not written because stdout blocked or failed."""
+    return sum(handler.dropped for handler in logging.getLogger().handlers if isinstance(handler, LineHandler))
 
 
 def access(
@@ -80,20 +109,38 @@ def to_line(record: logging.LogRecord) -> bytes:
 _FORMATTER = logging.Formatter()
 
 
-class JsonHandler(logging.Handler):
-    """Writes each record as one line of JSON and flushes it."""
+class LineHandler(logging.Handler):
+    """Queues each record as a line that a thread writes. `to_line` returns no bytes for a record that is not shown."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, descriptor: int | None, to_line: Callable[[logging.LogRecord], bytes]) -> None:
         super().__init__()
-        self._stream = stream
+        self._to_line = to_line
+        self._queue = LineQueue(descriptor, self._dropped_line)
+
+    @property
+    def dropped(self) -> int:
+        """Lines that were not written."""
+        return self._queue.dropped
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write and flush a record. If that fails, logging reports the error on stderr."""
+        """Queue a record. If it cannot be formatted, logging reports the error on stderr."""
         try:
-            self._stream.write(to_line(record))
-            self._stream.flush()
+            line = self._to_line(record)
         except Exception:
             self.handleError(record)
+        else:
+            if line:
+                self._queue.put(line)
+
+    def close(self) -> None:
+        """Write the queued lines, for at most about a second. `logging` calls this at exit."""
+        self._queue.close()
+        super().close()
+
+    def _dropped_line(self, count: int) -> bytes:
+        record = logging.LogRecord("qualms.logs", logging.WARNING, "", 0, "log lines dropped", None, None)
+        record.__dict__["dropped"] = count
+        return self._to_line(record)
 
 
 class Throttle:
@@ -111,6 +158,23 @@ class Throttle:
             return 0
         count, self._count, self._next = self._count, 0, now + self._seconds
         return count
+
+
+class Throttles:
+    """A `Throttle` for each reason. Reasons beyond the first `max_reasons` share one, so that memory is bounded."""
+
+    def __init__(self, seconds: float, max_reasons: int = 64) -> None:
+        self._seconds, self._max_reasons = seconds, max_reasons
+        self._throttles: dict[str, Throttle] = {}
+        self._others = Throttle(seconds)
+
+    def due(self, reason: str, now: float) -> int:
+        """Count an event. Return the number of events with this reason to log now, as `Throttle.due` does, or 0."""
+        throttle = self._throttles.get(reason)
+        if throttle is None:
+            full = len(self._throttles) >= self._max_reasons
+            throttle = self._others if full else self._throttles.setdefault(reason, Throttle(self._seconds))
+        return throttle.due(now)
 
 
 def _dumps(document: dict[str, object]) -> bytes:
