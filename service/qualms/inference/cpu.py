@@ -5,7 +5,9 @@ In a container `os.cpu_count()` returns the host's cores, so the cgroup's CPU qu
 
 import os
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from qualms.inference.cgroups import cgroup_folders, read
 
 
 def available_cores(root: Path = Path("/"), affinity: int | None = None) -> int:
@@ -40,34 +42,14 @@ def _affinity() -> int:
 
 def _quotas(root: Path) -> list[float]:
     """Return every CPU quota, in cores, of this process's cgroup and of the groups above it."""
-    mount = root / "sys/fs/cgroup"
     quotas = []
-    for controllers, group in _memberships(root):
-        for folder in (group, *group.parents):
-            if controllers == "":
-                quotas.append(_quota_v2(mount / folder))
-            elif "cpu" in controllers.split(","):
-                quotas.append(_quota_v1(mount / "cpu" / folder))
+    for version, folder in cgroup_folders(root, "cpu"):
+        if version == 2:
+            quota, _, period = read(folder / "cpu.max").partition(" ")
+        else:
+            quota, period = read(folder / "cpu.cfs_quota_us"), read(folder / "cpu.cfs_period_us")
+        quotas.append(_cores(quota, period))
     return [quota for quota in quotas if quota is not None]
-
-
-def _memberships(root: Path) -> list[tuple[str, PurePosixPath]]:
-    """Return the controllers ("" for cgroup v2) and the group of each hierarchy, and always the root groups."""
-    groups = [("", PurePosixPath()), ("cpu", PurePosixPath())]
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        controllers, separator, group = line.partition(":")[2].partition(":")
-        if separator:
-            groups.append((controllers, PurePosixPath(group.lstrip("/"))))
-    return groups
-
-
-def _quota_v2(folder: Path) -> float | None:
-    quota, _, period = _read(folder / "cpu.max").partition(" ")
-    return _cores(quota, period)
-
-
-def _quota_v1(folder: Path) -> float | None:
-    return _cores(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
 
 
 def _cores(quota: str, period: str) -> float | None:
@@ -77,10 +59,3 @@ def _cores(quota: str, period: str) -> float | None:
     except (ValueError, ZeroDivisionError):
         return None
     return cores if cores > 0 else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
