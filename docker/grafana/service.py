@@ -78,6 +78,21 @@ def build() -> dict[str, Any]:
             ],
             [
                 timeseries(
+                    "Connections",
+                    "Open connections. QUALMS_MAX_CONNECTIONS limits them.",
+                    "none",
+                    query("sum by (instance) (qualms_connections)", "{{instance}}"),
+                ),
+                timeseries(
+                    "Refused by the protocol",
+                    "Requests and connections that the HTTP server refused or closed by itself, and lost log lines.",
+                    "reqps",
+                    query(f"sum by (reason) (rate(qualms_protocol_refusals_total[{WINDOW}]))", "{{reason}}"),
+                    query(f"sum(rate(qualms_log_lines_dropped_total[{WINDOW}]))", "log lines dropped"),
+                ),
+            ],
+            [
+                timeseries(
                     "Latency",
                     "Time from the first byte of a request to the last byte of its reply.",
                     "s",

@@ -10,7 +10,7 @@ QualmsError
 ├── ExtraMissingError      a command needs an optional dependency that is not installed
 ├── SettingsError          a setting is unknown or has an invalid value            (qualms.settings)
 ├── DeviceError            the requested device cannot be used                     (qualms.inference.engine)
-├── ListenError            the server cannot listen on the address                 (qualms.web.listener)
+├── ListenError            the server cannot listen on the address                 (qualms.http1.listener)
 ├── ScoreLogError          the file of scores cannot be written                    (qualms.telemetry.score_log)
 ├── BenchError             a benchmark cannot run with the given options           (qualms.bench.processes)
 ├── TrafficError           the service cannot be reached or does not answer        (qualms.demo.traffic)

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from qualms.errors import QualmsError
+from qualms.inference.memory import available_memory
 
 PREFIX = "QUALMS_"
 
@@ -59,11 +60,29 @@ class Settings(BaseSettings):
         default_factory=lambda data: max(60.0, data["request_timeout_seconds"]),
         description="Maximum value of X-Request-Timeout; if unset, the larger of 60 and request_timeout_seconds.",
     )
+    max_connections: Count = Field(
+        2048,
+        description="Maximum number of open connections; fewer if the limit on open files or the memory does not allow "
+        "as many.",
+    )
+    max_head_bytes: int = Field(
+        64 * 2**10, description="Maximum size of the request line and headers of a request.", ge=1024
+    )
+    head_timeout_seconds: Seconds = Field(
+        10.0, description="Time in which the request line and headers must arrive, from the first byte or the connect."
+    )
+    keep_alive_seconds: Seconds = Field(
+        75.0, description="Time after which a connection without a request is closed; longer than that of your proxy."
+    )
+    send_timeout_seconds: Seconds = Field(
+        20.0, description="Time after which a connection is reset if the client does not read its reply."
+    )
     max_body_bytes: Count = Field(16 * 2**20, description="Maximum size of a request body.")
     max_upload_bytes: Count = Field(
-        default_factory=lambda data: max(256 * 2**20, data["max_body_bytes"]),
-        description="Maximum memory for all request bodies that are being received; if unset, the larger of 256 MiB "
-        "and max_body_bytes.",
+        default_factory=lambda data: max(min(256 * 2**20, available_memory() // 8), data["max_body_bytes"]),
+        description="Maximum memory for the bodies of all requests, from their arrival until they are decoded; the first "
+        "64 KiB of a body do not count. If unset, 256 MiB, or an eighth of the container's memory if that is less, but at "
+        "least max_body_bytes.",
     )
     max_pixels: Count = Field(2**24, description="Maximum number of pixels in an image, checked before decoding.")
     max_images: Count = Field(64, description="Maximum number of images in one request.")

@@ -20,6 +20,7 @@ from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import open_bundle
 from qualms.decisions.flag import choose_flag_point, p_values
 from qualms.decisions.verdicts import Decider
+from qualms.http1.messages import REASONS as PROTOCOL_REASONS
 from qualms.telemetry.metrics import P_VALUES, ModelMetrics, ServiceMetrics, expose
 from qualms.web.predict import REASONS, STATUSES
 
@@ -86,7 +87,8 @@ def exported_series() -> set[str]:
     """Return the names of all series that the service exports."""
     registry = CollectorRegistry()
     bundle = open_bundle(resolve_model("demo"))
-    ServiceMetrics(registry, STATUSES, REASONS)
+    service = ServiceMetrics(registry, STATUSES, REASONS, PROTOCOL_REASONS)
+    service.export(lambda: 0, lambda: 0, lambda: 0)
     ModelMetrics(registry, bundle, Decider(bundle.manifest), "CPUExecutionProvider")
     text = expose(registry, "")[0].decode()
     return {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}

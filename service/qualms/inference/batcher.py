@@ -53,6 +53,8 @@ class Batcher:
         """decoded; shared with the runner's thread under `_lock`"""
         self._lock = threading.Condition()
         self._stopping = False
+        self.failed_runs = 0
+        """runs that failed since the last one that did not"""
         self._thread_idle = True
         self._arrived_before = 0
         """length of `_arrived` at the previous `_process` if it expected more requests, else 0"""
@@ -241,7 +243,9 @@ class Batcher:
             batch = run_jobs(jobs, self._engine, self._clock)
         except Exception as error:
             self.admission.run_ended(None, work_left=False)
+            self.failed_runs += 1
             return error
+        self.failed_runs = 0
         self.admission.run_ended(batch, work_left=bool(self._ready) or self._in_progress() > len(jobs))
         return batch
 

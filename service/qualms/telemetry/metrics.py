@@ -11,12 +11,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -28,12 +28,14 @@ from qualms.decisions.verdicts import Decider, Verdicts
 from qualms.images.observed import ObservedEncoding, all_observed
 
 M = TypeVar("M", bound=Collector)
+K = TypeVar("K")
 
 MAX_CLASS_LABELS = 100
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 P_VALUES = tuple(round(0.05 * step, 2) for step in range(1, 21))
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-ROUTES = ("predict", "models", "metrics", "health", "docs", "other")
+ROUTES = ("predict", "models", "metrics", "health", "docs", "other", "protocol")
+"""`protocol`: requests that were refused before they reached a route"""
 _MAX_PENDING_ROWS = 256
 _MAX_PENDING_BATCHES = 16
 """pending batches are counted when either number is reached; counting more at once would delay a request for too long"""
@@ -119,14 +121,65 @@ class _Flusher(Collector):
         return []
 
 
+class Counts(Collector, Generic[K]):
+    """Counters for the event loop alone; prometheus-client's take a lock for every value."""
+
+    def __init__(
+        self, name: str, text: str, label_names: Iterable[str], labels: Callable[[K], list[str]], keys: Iterable[K]
+    ) -> None:
+        """`labels` returns the values of the labels of a key. The series of `keys` exist from the start, at zero."""
+        self._name, self._text, self._label_names, self._labels = name, text, list(label_names), labels
+        self._values: dict[K, int] = dict.fromkeys(keys, 0)
+
+    def add(self, key: K) -> None:
+        """Count one."""
+        try:
+            self._values[key] += 1
+        except KeyError:
+            self._values[key] = 1
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by the registry."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._label_names)
+        for key, value in self._values.items():
+            family.add_metric(self._labels(key), value)
+        return [family]
+
+
+class _CounterFunction(Collector):
+    """A counter whose value a function returns."""
+
+    def __init__(self, name: str, text: str, value: Callable[[], int]) -> None:
+        self._name, self._text, self._value = name, text, value
+
+    def collect(self) -> Iterable[Metric]:
+        return [CounterMetricFamily(self._name, self._text, value=self._value())]
+
+
 class ServiceMetrics:
     """Metrics of requests, independent of the model."""
 
-    def __init__(self, registry: CollectorRegistry, statuses: Iterable[int], reasons: Iterable[str]) -> None:
-        """`statuses` and `reasons` are those of predictions; their series exist from the start, at zero."""
-        self._requests = Counter(
-            "qualms_requests", "Requests answered, by route and status code.", ["route", "code"], registry=registry
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        statuses: Iterable[int],
+        reasons: Iterable[str],
+        protocol_reasons: Iterable[str] = (),
+    ) -> None:
+        """`statuses` and `reasons` are those of predictions, `protocol_reasons` those of refused requests and connections.
+
+        Their series exist from the start, at zero.
+        """
+        self._registry = registry
+        served = [(route, 200) for route in ROUTES if route != "protocol"]
+        self._requests = Counts[tuple[str, int]](
+            "qualms_requests",
+            "Requests answered, by route and status code.",
+            ["route", "code"],
+            lambda key: [key[0], str(key[1])],
+            [*served, *(("predict", code) for code in statuses)],
         )
+        registry.register(self._requests)
         text = "From the first byte of a request to the last of its reply."
         duration = Histogram("qualms_request_duration_seconds", text, ["route"], SECONDS)
         registry.register(duration)
@@ -134,27 +187,35 @@ class ServiceMetrics:
         self._rejected = Counter(
             "qualms_rejected", "Requests for predictions refused or dropped, by reason.", ["reason"], registry=registry
         )
-        self._children: dict[tuple[str, int], Any] = {}
         self._reasons = {reason: self._rejected.labels(reason) for reason in reasons}
-        for route in ROUTES:
-            self._child(route, 200)
-        for code in statuses:
-            self._child("predict", code)
+        text = "Requests refused and connections closed by the HTTP server itself, by reason."
+        refusals = Counter("qualms_protocol_refusals", text, ["reason"], registry=registry)
+        self._protocol_reasons = {reason: refusals.labels(reason) for reason in protocol_reasons}
 
     def answered(self, route: str, code: int, seconds: float) -> None:
         """Count one reply."""
-        self._child(route, code).inc()
+        self._requests.add((route, code))
         self._duration[route].observe_one(seconds)
 
     def rejected(self, reason: str) -> None:
         """Count a request that got no prediction."""
         self._reasons[reason].inc()
 
-    def _child(self, route: str, code: int) -> Any:
-        child = self._children.get((route, code))
-        if child is None:
-            child = self._children[route, code] = self._requests.labels(route, str(code))
-        return child
+    def refused_by_protocol(self, reason: str) -> None:
+        """Count a request or a connection that the HTTP server refused or closed."""
+        self._protocol_reasons[reason].inc()
+
+    def export(
+        self, connections: Callable[[], int], body_bytes: Callable[[], int], log_dropped: Callable[[], int]
+    ) -> None:
+        """Export values that are read when the registry is."""
+        for name, text, value in (
+            ("qualms_connections", "Open connections.", connections),
+            ("qualms_body_bytes", "Memory of request bodies that counts towards its limit.", body_bytes),
+        ):
+            Gauge(name, text, registry=self._registry).set_function(value)
+        text = "Log lines that were not written because stdout blocked or failed."
+        self._registry.register(_CounterFunction("qualms_log_lines_dropped", text, log_dropped))
 
 
 class ModelMetrics:
@@ -237,27 +298,26 @@ class ModelMetrics:
     def count_encodings(self, encodings: Iterable[ObservedEncoding]) -> None:
         """Count the images of one request by their encoding."""
         for encoding in encodings:
-            self._encodings[encoding].inc()
+            self._encodings.add(encoding)
 
     def count_dropped(self, dropped: Callable[[], int]) -> None:
         """Export the number of images that are missing in the score log."""
         self._gauge("score_log_dropped_images", "Images that are missing in the score log.").set_function(dropped)
 
-    def _encoding_counters(self, manifest: Manifest) -> dict[ObservedEncoding, Counter]:
+    def _encoding_counters(self, manifest: Manifest) -> Counts[ObservedEncoding]:
         """One counter per encoding, with whether the calibration has seen it."""
         text = (
             "Images by format, rough quality, size relative to the model's input, and whether the calibration had such."
         )
-        images = self._counter("images", text, "format", "quality", "size", "calibrated")
-        seen = manifest.calibration.seen_encodings
-        return {
-            one: images.labels(
-                **self.labels,
-                **one._asdict(),
-                calibrated="unknown" if seen is None else "true" if one.text in seen else "false",
-            )
-            for one in all_observed()
-        }
+        seen, model = manifest.calibration.seen_encodings, list(self.labels.values())
+
+        def labels(one: ObservedEncoding) -> list[str]:
+            return [*model, *one, "unknown" if seen is None else "true" if one.text in seen else "false"]
+
+        names = [*self.labels, *ObservedEncoding._fields, "calibrated"]
+        counts = self._track(Counts("qualms_images", text, names, labels, all_observed()))
+        self._registry.register(counts)
+        return counts
 
     def _reference(self, manifest: Manifest, decider: Decider) -> None:
         """Histograms of the calibration images in the same buckets, to compare live traffic with.

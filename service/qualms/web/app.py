@@ -16,11 +16,14 @@ from prometheus_client import CollectorRegistry
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import Bundle, open_bundle
 from qualms.errors import QualmsError
+from qualms.http1.exchange import Exchange
+from qualms.http1.messages import REASONS as PROTOCOL_REASONS
 from qualms.images.preprocess import warm_up
 from qualms.inference.cpu import available_cores
 from qualms.inference.engine import Engine
+from qualms.inference.memory import available_memory
 from qualms.settings import Settings
-from qualms.telemetry.logs import access
+from qualms.telemetry.logs import access, dropped
 from qualms.telemetry.metrics import ServiceMetrics
 from qualms.telemetry.score_log import ScoreLog
 from qualms.web.openapi import describe
@@ -28,7 +31,7 @@ from qualms.web.parameters import parse_request_id
 from qualms.web.predict import PATH as PREDICT_PATH
 from qualms.web.predict import REASONS, STATUSES, PredictHandler
 from qualms.web.problems import Problem, from_error, send_reply
-from qualms.web.protocol import Exchange
+from qualms.web.refusals import Refusals
 from qualms.web.routes import add_routes, route_name
 from qualms.web.served_model import ServedModel
 from qualms.web.state import ServiceState
@@ -42,14 +45,16 @@ def create_app(
     registry: CollectorRegistry | None = None,
     state: ServiceState | None = None,
     on_failure: Callable[[Exception], None] | None = None,
-) -> FastAPI:
+) -> "Application":
     """The service for one model. Loading starts with the server; /readyz reports when it is done.
 
     `on_failure` is called with the error if the model cannot be loaded.
     """
     registry = registry or CollectorRegistry()
     state = state or ServiceState()
-    metrics = ServiceMetrics(registry, STATUSES, REASONS)
+    state.bodies.max_bytes = settings.max_upload_bytes
+    metrics = ServiceMetrics(registry, STATUSES, REASONS, PROTOCOL_REASONS)
+    metrics.export(lambda: state.connections(), lambda: state.bodies.used, dropped)  # noqa: PLW0108  # the server sets it later
     decode_threads = settings.decode_threads or available_cores()
     pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="qualms-decode")
     bundle = open_bundle(resolve_model(settings.model))
@@ -64,20 +69,22 @@ def create_app(
             await asyncio.to_thread(state.model.close)
         pool.shutdown(cancel_futures=True)
 
-    app = _Application(title="Qualms", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+    app = Application(title="Qualms", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     add_routes(app, state, registry)
     describe(app)
     predict = PredictHandler(settings, state, metrics, pool)
-    app.edge, app.direct = _Edge(app.framework, predict, metrics, state), predict.direct
+    app.refusals = Refusals(metrics)
+    app.edge, app.direct = _Edge(app.framework, predict, metrics), predict.direct
     return app
 
 
-class _Application(FastAPI):
+class Application(FastAPI):
     """FastAPI behind `_Edge`. As a middleware, `_Edge` would run inside FastAPI's own ones, which cost every request."""
 
     edge: "_Edge"
+    refusals: Refusals
     direct: Callable[[Exchange], bool]
-    """called by `qualms.web.protocol`"""
+    """called by `qualms.http1`"""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle one connection."""
@@ -100,7 +107,13 @@ async def _load(
     try:
         warm_up()
         engine = await asyncio.to_thread(
-            Engine, bundle, settings.device, settings.threads, settings.max_batch, settings.max_run_seconds
+            Engine,
+            bundle,
+            settings.device,
+            settings.threads,
+            settings.max_batch,
+            settings.max_run_seconds,
+            max_memory=available_memory() * 3 // 4,
         )
         score_log = await asyncio.to_thread(_score_log, bundle, settings)
         model = ServedModel(bundle, engine, registry, state, decode_threads, score_log)
@@ -118,6 +131,7 @@ async def _load(
         "ready",
         extra={
             "model": bundle.manifest.name,
+            "version": bundle.manifest.version,
             "digest": bundle.digest,
             "provider": engine.provider,
             "seconds": round(time.monotonic() - started, 3),
@@ -145,8 +159,8 @@ def _tune_garbage_collection() -> None:
 class _Edge:
     """The outermost layer, pure ASGI: passes predictions to their handler; counts and logs all other requests."""
 
-    def __init__(self, app: Any, predict: PredictHandler, metrics: ServiceMetrics, state: ServiceState) -> None:
-        self._app, self._predict, self._metrics, self._state = app, predict, metrics, state
+    def __init__(self, app: Any, predict: PredictHandler, metrics: ServiceMetrics) -> None:
+        self._app, self._predict, self._metrics = app, predict, metrics
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -167,8 +181,7 @@ class _Edge:
             nonlocal code, begun
             if message["type"] == "http.response.start":
                 code, begun = message["status"], True
-                extra = [(b"x-request-id", request_id.encode()), *self._state.closing_headers]
-                message = {**message, "headers": [*message["headers"], *extra]}
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id.encode())]}
             await send(message)
 
         problem = None
@@ -182,7 +195,7 @@ class _Edge:
                 problem = None if begun else from_error(error)
         if problem is not None:
             code = problem.status
-            await send_reply(send, problem.reply(request_id), self._state.closing_headers)
+            await send_reply(send, problem.reply(request_id))
         route, seconds = route_name(scope["path"]), time.monotonic() - started
         self._metrics.answered(route, code, seconds)
         if route not in ("health", "metrics"):  # probes and scrapes would fill the log

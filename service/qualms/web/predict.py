@@ -1,8 +1,7 @@
 """POST /predict, from head to reply: parse → admit → queue → decide → reply.
 
-`PredictCall` is the one implementation. It has two thin entrances: `PredictHandler.direct`, which takes requests that the
-protocol has read completely and needs neither a task nor messages, and `PredictHandler.__call__`, an ASGI endpoint for
-bodies that are still arriving and for other servers.
+`PredictCall` is the one implementation. It has two thin entrances: `PredictHandler.direct`, which our own server calls and
+which needs neither a task nor messages, and `PredictHandler.__call__`, an ASGI endpoint for other servers.
 
 Small images are decoded on the event loop, which costs less than handing them to a thread; everything that could take
 longer goes to a bounded pool.
@@ -21,6 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qualms.errors import ExplanationError, ImageError, OperatingPointError
+from qualms.http1.body import Reservation, memory_used_up
+from qualms.http1.exchange import Exchange
+from qualms.http1.messages import Refusal, Reply
 from qualms.images.input_spec import InputSpec
 from qualms.images.limits import decodes_quickly
 from qualms.images.observed import ObservedEncoding, observe
@@ -32,15 +34,14 @@ from qualms.telemetry.metrics import ServiceMetrics
 from qualms.web.bodies import ImageInput, Limits, parse_images, read_body
 from qualms.web.parameters import EXPLAIN, parse_query, parse_request_id, parse_timeout
 from qualms.web.problems import PREDICT_KINDS, Kind, Problem, from_error, overloaded_reply, send_reply
-from qualms.web.protocol import Exchange, body_is_complete, client_disconnected
-from qualms.web.reply import DEFAULT_QUERY, Reply
+from qualms.web.reply import DEFAULT_QUERY
 from qualms.web.state import ServiceState
 
 PATH = "/predict"
 INLINE_BYTES = 32 * 1024
 INLINE_PIXELS = 96 * 96
 """images up to this size are decoded on the event loop: at most about a quarter of a millisecond"""
-INLINE_PARSE_BYTES = 256 * 1024
+INLINE_PARSE_BYTES = 64 * 1024
 """bodies up to this size are parsed on the event loop"""
 CLIENT_CLOSED_REQUEST = 499
 """the status counted if the client disconnects before the reply"""
@@ -68,14 +69,17 @@ class PredictHandler:
         self._refusals = Throttle(_LOG_SECONDS)
 
     def direct(self, exchange: Exchange) -> bool:
-        """Start to answer a request that was read completely; False if it is not a prediction."""
-        scope = exchange.scope
-        if scope["path"] != PATH or scope["method"] != "POST":
+        """Start to answer a request; False if it is not a prediction."""
+        head = exchange.head
+        if head.path != PATH or head.method != "POST":
             return False
-        request = PredictCall(self, dict(scope["headers"]), exchange.disconnected, exchange.reply)
+        request = PredictCall(
+            self, head.fields, exchange.is_disconnected, exchange.reply, release_body=exchange.release_body
+        )
         exchange.on_cancel = request.cancel
-        if request.parse_head(scope["query_string"]):
-            request.answer(exchange.take_body(), just_admitted=True)
+        if request.parse_head(head.query):
+            exchange.read_body(self.limits.body_bytes, request.timeout, request.answer, request.refuse)
+            request.just_admitted = False
         return True
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -88,24 +92,30 @@ class PredictHandler:
             replied.set()
 
         headers = dict(scope["headers"])
-        request = PredictCall(self, headers, client_disconnected(receive), respond)
+        memory = Reservation(self.state.bodies)
+        request = PredictCall(self, headers, lambda: False, respond, release_body=memory.release)
         try:
             if request.parse_head(scope["query_string"]):
-                request.answer(await self._read(headers, receive, request.timeout))
+                request.just_admitted = False
+                request.answer(await self._read(headers, receive, request.timeout, memory))
             await replied.wait()
         except (Exception, asyncio.CancelledError) as error:
             request.fail(error)
+        finally:
+            memory.release()
         if replies[0] is not None:
             await send_reply(send, replies[0])
 
-    async def _read(self, headers: Mapping[bytes, bytes], receive: Any, timeout: float) -> bytes:
+    async def _read(self, headers: Mapping[bytes, bytes], receive: Any, timeout: float, memory: Reservation) -> bytes:
         """The body, which must arrive within the request's timeout."""
-        if body_is_complete(receive):
-            return await read_body(headers, receive, self.limits.body_bytes)
+
+        def check(size: int) -> None:
+            if not memory.grow(size):
+                raise Problem.from_refusal(memory_used_up())
+
         try:
             async with asyncio.timeout(timeout):
-                with self.state.uploads.upload(self.settings.max_upload_bytes) as reserve:
-                    return await read_body(headers, receive, self.limits.body_bytes, reserve)
+                return await read_body(headers, receive, self.limits.body_bytes, check)
         except TimeoutError:
             raise Problem.too_slow(timeout) from None
 
@@ -146,9 +156,11 @@ class PredictCall:
         "_inline_inputs",
         "_model",
         "_query",
+        "_release_body",
         "_respond",
         "_started",
         "id",
+        "just_admitted",
         "timeout",
     )
 
@@ -158,11 +170,15 @@ class PredictCall:
         headers: Mapping[bytes, bytes],
         disconnected: Callable[[], bool],
         respond: Callable[[Reply | None], None],
+        *,
+        release_body: Callable[[], None],
     ) -> None:
+        """`release_body` is called when the body is decoded, so that its memory is free for others."""
         self._handler = handler
         self._headers = headers
         self._disconnected = disconnected
         self._respond = respond
+        self._release_body = release_body
         self._started = time.monotonic()
         self._decode_seconds = 0.0
         self._inline_inputs: list[ImageInput] | None = None
@@ -171,6 +187,8 @@ class PredictCall:
         self._query = DEFAULT_QUERY
         self.id = parse_request_id(headers)
         self.timeout = 0.0
+        self.just_admitted = False
+        """whether the body follows `parse_head` at once: a request for one image is then not admitted again"""
 
     def parse_head(self, query: bytes) -> bool:
         """Check readiness, query, headers and the queue; False if the request was answered here.
@@ -184,20 +202,22 @@ class PredictCall:
             self.timeout = parse_timeout(
                 self._headers, settings.request_timeout_seconds, settings.max_request_timeout_seconds
             )
+            self.just_admitted = True
             return self._admit(1)
         except Exception as error:
             self.fail(error)
             return False
 
-    def answer(self, body: bytes, *, just_admitted: bool = False) -> None:
-        """Parse the body, admit the request and queue its images.
+    def refuse(self, refusal: Refusal | None) -> None:
+        """Answer a request whose body cannot be read; None if the client has disconnected."""
+        self.fail(ClientDisconnected() if refusal is None else Problem.from_refusal(refusal))
 
-        With `just_admitted`, a request for one image is not admitted again: that saves 1 µs.
-        """
+    def answer(self, body: bytes) -> None:
+        """Parse the body, admit the request and queue its images."""
         content_type, limits = self._headers.get(b"content-type", b""), self._handler.limits
         try:
             if len(body) <= INLINE_PARSE_BYTES:
-                self._queue(parse_images(content_type, body, limits), admitted_rows=int(just_admitted))
+                self._queue(parse_images(content_type, body, limits), admitted_rows=int(self.just_admitted))
             else:
                 self._in_pool(partial(parse_images, content_type, body, limits), self._queue)
         except Exception as error:
@@ -264,6 +284,7 @@ class PredictCall:
         admission = self._model.batcher.admission
 
         def decoded(result: tuple[list[NDArray[np.uint8]], list[ObservedEncoding], float]) -> None:
+            self._release_body()
             images, self._encodings, self._decode_seconds = result
             admission.decode_ended(rows, self._decode_seconds)
             if not self._finished and self._admit(rows):
@@ -333,8 +354,6 @@ class PredictCall:
 
     def _finish(self, status: int, kind: Kind | None, reply: Reply | None) -> None:
         self._finished = True
-        if reply is not None and self._handler.state.draining:
-            reply.headers.extend(self._handler.state.closing_headers)
         self._respond(reply)
         self._handler.count(status, kind, self._started, self.id)
 

@@ -4,7 +4,7 @@ A Problem is raised where the error is detected and sent by the code that owns t
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from functools import lru_cache
 from typing import Final, Self
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from starlette.types import Send
 
 from qualms.errors import ExplanationError, ImageError, OperatingPointError
-from qualms.web.reply import Reply
+from qualms.http1.messages import CLOSE, Refusal, Reply
 
 MEDIA_TYPE: Final = "application/problem+json"
 
@@ -25,14 +25,17 @@ class Kind(Enum):
     MALFORMED = 400, "malformed", "The request cannot be read", "malformed"
     NOT_FOUND = 404, "not-found", "There is nothing here", None
     WRONG_METHOD = 405, "wrong-method", "The method is not allowed here", None
-    TOO_SLOW = 408, "too-slow", "The body did not arrive in time", "slow"
+    TOO_SLOW = 408, "too-slow", "The request did not arrive in time", "slow"
     TOO_LARGE = 413, "too-large", "The request is too large", "too_large"
+    URL_TOO_LONG = 414, "url-too-long", "The URL is too long", None
     UNSUPPORTED = 415, "unsupported", "The content is not an accepted image or type", "unsupported"
     INVALID = 422, "invalid", "A value is not accepted", "invalid"
     WRONG_SHAPE = 422, "wrong-shape", "An image has the wrong shape", "invalid"
     OPERATING_POINT = 422, "operating-point", "The calibration does not support this operating point", "invalid"
     OVERLOADED = 429, "overloaded", "There are more requests than can be answered in time", "overload"
+    HEAD_TOO_LARGE = 431, "head-too-large", "The head of the request is too large", None
     INTERNAL = 500, "internal", "The service failed", None
+    NOT_IMPLEMENTED = 501, "not-implemented", "The service does not support what the request needs", None
     UNAVAILABLE = 503, "unavailable", "The service is not ready", None
     TOO_LATE = 504, "too-late", "The deadline has passed", "expired"
 
@@ -43,7 +46,9 @@ class Kind(Enum):
         self.reason = reason
 
 
-PREDICT_KINDS = tuple(kind for kind in Kind if kind not in (Kind.NOT_FOUND, Kind.WRONG_METHOD))
+_OTHER_KINDS = (Kind.NOT_FOUND, Kind.WRONG_METHOD, Kind.URL_TOO_LONG, Kind.HEAD_TOO_LARGE, Kind.NOT_IMPLEMENTED)
+"""problems of other routes, and of requests that reach no route"""
+PREDICT_KINDS = tuple(kind for kind in Kind if kind not in _OTHER_KINDS)
 """the problems that POST /predict may answer with"""
 
 
@@ -71,13 +76,16 @@ class Problem(Exception):  # noqa: N818  # RFC 9457's term
         field: str | None = None,
         accepted: str | None = None,
         headers: Mapping[str, str] | None = None,
+        close: bool = False,
     ) -> None:
+        """`close`: whether the connection is closed after the reply, because the rest of the request is not read."""
         super().__init__(detail)
         self.kind: Final = kind
         self.detail: Final = detail
         self.field: Final = None if field is None else _shorten(field)
         self.accepted: Final = accepted
         self.headers: Final = dict(headers or {})
+        self.close: Final = close
 
     @property
     def status(self) -> int:
@@ -107,7 +115,7 @@ class Problem(Exception):  # noqa: N818  # RFC 9457's term
             (b"x-request-id", request_id.encode()),
             *((name.encode(), value.encode()) for name, value in self.headers.items()),
         ]
-        return Reply(self.status, headers, body)
+        return Reply(self.status, headers, body, self.close)
 
     @classmethod
     def refused(cls, kind: Kind, field: str | None, what: str, accepted: str) -> Self:
@@ -143,22 +151,16 @@ class Problem(Exception):  # noqa: N818  # RFC 9457's term
         return cls.refused(Kind.INVALID, "X-Request-Timeout", what, accepted)
 
     @classmethod
-    def too_many_uploads(cls) -> Self:
-        """429: the bodies being received use all memory reserved for them; the rest of this one is not read."""
-        return cls(
-            Kind.OVERLOADED,
-            "Too many bodies are being sent at once; try again in 1 s.",
-            headers={"retry-after": "1", "connection": "close"},
-        )
+    def from_refusal(cls, refusal: Refusal) -> Self:
+        """The problem for a request that the protocol refuses; the connection is closed."""
+        kind = next(kind for kind in Kind if kind.status == refusal.status)
+        headers = {"retry-after": "1"} if refusal.status in (429, 503) else None
+        return cls(kind, refusal.detail, accepted=refusal.accepted, headers=headers, close=True)
 
     @classmethod
     def too_slow(cls, seconds: float) -> Self:
         """408: the body did not arrive within the request's timeout; the rest of it is not read."""
-        return cls(
-            Kind.TOO_SLOW,
-            f"The body did not arrive within the request's {seconds:g} s.",
-            headers={"connection": "close"},
-        )
+        return cls(Kind.TOO_SLOW, f"The body did not arrive within the request's {seconds:g} s.", close=True)
 
     @classmethod
     def too_late(cls, seconds: float) -> Self:
@@ -193,9 +195,9 @@ def from_error(error: BaseException, field: str | None = None) -> Problem:
     return Problem(Kind.INTERNAL, "The service failed to answer; its log has the reason under this request id.")
 
 
-async def send_reply(send: Send, reply: Reply, extra_headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+async def send_reply(send: Send, reply: Reply) -> None:
     """Send a whole reply over ASGI."""
-    headers = [*reply.headers, *extra_headers]
+    headers = [*reply.headers, CLOSE] if reply.close else reply.headers
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body})
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import orjson
 from numpy.typing import NDArray
@@ -15,14 +15,6 @@ from qualms.decisions.results import ReplyPart, Result, ResultBuilder, ResultRow
 from qualms.decisions.verdicts import Decider, Verdicts, decide
 from qualms.images.observed import ObservedEncoding
 from qualms.inference.batch import Answer, Batch
-
-
-class Reply(NamedTuple):
-    """A whole HTTP reply."""
-
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -
         responses=not_ready,
     )
     async def readyz() -> Response:
+        if state.model is not None and state.model.why_failing:
+            state.model.probe()
         if state.model is None or state.why_not_ready:
             raise Problem(Kind.UNAVAILABLE, state.why_not_ready or "The model is still loading.")
         return _json({"status": "ready", "provider": state.model.engine.provider})

@@ -4,13 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from qualms.web.bodies import UploadBudget
+from qualms.http1.body import BodyMemory
 from qualms.web.problems import Kind, Problem
 
 if TYPE_CHECKING:
     from qualms.web.served_model import ServedModel
-
-CLOSE = (b"connection", b"close")
 
 
 @dataclass
@@ -20,15 +18,12 @@ class ServiceState:
     model: "ServedModel | None" = None
     draining: bool = False
     failure: str | None = None
-    tasks: Callable[[], int] = lambda: 0
-    """number of requests that were started and are not answered; 0 if the server does not report it"""
+    in_progress: Callable[[], int] = lambda: 0
+    """number of requests that were read completely and are not answered; 0 if the server does not report it"""
     connections: Callable[[], int] = lambda: 0
     """number of open connections; 0 if the server does not report it"""
-    uploads: UploadBudget = field(default_factory=UploadBudget)
-
-    def in_progress(self) -> int:
-        """Requests that were read completely and are not answered. Slow uploads do not count."""
-        return self.tasks() - self.uploads.count
+    bodies: BodyMemory = field(default_factory=BodyMemory)
+    """memory of request bodies, from their arrival until they are decoded"""
 
     def ready_model(self) -> "ServedModel":
         """The model; a Problem if it is not loaded."""
@@ -43,9 +38,4 @@ class ServiceState:
             return self.failure
         if self.model is None:
             return "The model is still loading."
-        return "The service is stopping." if self.draining else None
-
-    @property
-    def closing_headers(self) -> list[tuple[bytes, bytes]]:
-        """While draining, every reply closes its connection, so that the client reconnects to another instance."""
-        return [CLOSE] if self.draining else []
+        return "The service is stopping." if self.draining else self.model.why_failing
