@@ -86,6 +86,7 @@ class Settings(BaseSettings):
     )
     max_pixels: Count = Field(2**24, description="Maximum number of pixels in an image, checked before decoding.")
     max_images: Count = Field(64, description="Maximum number of images in one request.")
+    max_json_numbers: Count = Field(2**22, description="Maximum number of pixel values in a JSON body.")
     max_json_depth: int = Field(16, description="Maximum nesting depth of a JSON body; pixel arrays need 5.", ge=5)
     drain_seconds: float = Field(
         5.0,

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 from qualms.http1.connections import Connections
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("qualms.http1")
 _BODYLESS = (204, 304)
+_OURS = (b"connection", b"transfer-encoding")
+"""headers of a reply that only the server sets"""
+_HEADER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+: [\t\x20-\x7e\x80-\xff]*\r\n")
 
 
 class AsgiCycle:
@@ -31,6 +35,9 @@ class AsgiCycle:
         self._started = self._complete = False
         self._start: bytes | None = b""
         """status line and headers, until the first part of the body is sent"""
+        self._has_body = True
+        self._body_left: int | None = None
+        """bytes of the body that are announced by Content-Length and not sent"""
         self._chunked = False
         self._close = False
 
@@ -54,7 +61,7 @@ class AsgiCycle:
         }
         task = asyncio.get_running_loop().create_task(self._run(scope))
         self._connections.tasks.add(task)
-        task.add_done_callback(self._connections.tasks.discard)
+        task.add_done_callback(self._ended)
 
     def wake(self) -> None:
         """The client has disconnected, or has read what was sent."""
@@ -65,24 +72,24 @@ class AsgiCycle:
             await self._connections.app(scope, self._receive, self._send)
             if not self._complete and not self._exchange.disconnected:
                 _log.error("the application ended without a complete reply", extra={"path": scope["path"]})
-        except asyncio.CancelledError:
-            self._close = True
         except Exception:
             _log.exception("the application failed", extra={"path": scope["path"]})
-        finally:
-            if not self._complete:
-                self._finish_early()
 
-    def _finish_early(self) -> None:
-        """End an exchange without a complete reply."""
-        if not self._started and not self._exchange.disconnected:
-            self._connection.write(status_line(500) + b"content-length: 0\r\nconnection: close\r\n\r\n")
-        elif not self._exchange.disconnected:
-            self._connection.abort()
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """End an exchange without a complete reply. A task that is cancelled before its first step ends here, too."""
+        self._connections.tasks.discard(task)
+        if self._complete:
+            return
+        self._complete = True
+        if not self._exchange.disconnected:
+            if self._start is not None:  # nothing was sent
+                self._connection.write(status_line(500) + b"content-length: 0\r\nconnection: close\r\n\r\n")
+            else:
+                self._connection.abort()
         self._connection.finish(self._exchange, close=True)
 
     async def _receive(self) -> dict[str, Any]:
-        if not self._body_requested:
+        if not (self._body_requested or self._complete or self._exchange.disconnected):
             self._body_requested = True
             body = await self._read_body()
             if body is not None:
@@ -118,9 +125,12 @@ class AsgiCycle:
         if message["type"] == "http.response.start":
             self._begin(message["status"], list(message.get("headers", [])))
             return
+        if not self._started:
+            raise RuntimeError("The application sent http.response.body before http.response.start.")
         body, more = message.get("body", b""), message.get("more_body", False)
+        self._check_length(len(body), last=not more)
         data, self._start = self._start or b"", None
-        if self._exchange.head.method != "HEAD":
+        if self._has_body:
             if not self._chunked:
                 data += body
             else:
@@ -133,27 +143,41 @@ class AsgiCycle:
             self._woken.set()
             self._connection.finish(self._exchange, close=self._close)
             return
+        self._connection.flush()  # before the loop goes on, so that a client that does not read stops the application
         while self._connection.write_paused and not self._exchange.disconnected:
             self._woken.clear()
             await self._woken.wait()
+
+    def _check_length(self, size: int, *, last: bool) -> None:
+        """Another number of bytes than Content-Length announces would be read as a part of the next reply."""
+        if self._has_body and self._body_left is not None:
+            self._body_left -= size
+            if self._body_left < 0 or (self._body_left and last):
+                raise RuntimeError("The application sent a body that is longer or shorter than its Content-Length.")
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Prepare the head of the reply, which is sent with the first part of the body."""
         if self._started:
             raise RuntimeError("The application sent http.response.start twice.")
-        self._started = True
-        head, names = self._exchange.head, {name.lower() for name, _ in headers}
-        sized = b"content-length" in names or status in _BODYLESS or head.method == "HEAD"
-        self._chunked = not sized and head.version == "1.1"
-        wish = (not sized and head.version == "1.0") or any(
-            name.lower() == b"connection" and value == b"close" for name, value in headers
+        head = self._exchange.head
+        fields = {name.lower(): value for name, value in headers}
+        length = fields.get(b"content-length")
+        self._body_left = None if length is None else int(length)
+        self._has_body = head.method != "HEAD" and status not in _BODYLESS
+        self._chunked = self._has_body and length is None and head.version == "1.1"
+        wish = fields.get(b"connection", b"").lower() == b"close" or (
+            self._has_body and length is None and head.version == "1.0"
         )
         self._close = self._connection.closes(self._exchange, close=wish)
+        headers = [header for header in headers if header[0].lower() not in _OURS]
         if self._chunked:
             headers.append((b"transfer-encoding", b"chunked"))
         if self._close:
-            headers = [*(header for header in headers if header[0].lower() != b"connection"), CLOSE]
+            headers.append(CLOSE)
         elif head.version == "1.0":
             headers.append((b"connection", b"keep-alive"))
-        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
-        self._start = b"%b%b%b\r\n" % (status_line(status), self._connections.default_headers, lines)
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        if not all(_HEADER.fullmatch(line) for line in lines):
+            raise RuntimeError("The application sent a header with characters that are not allowed.")
+        self._start = b"%b%b%b\r\n" % (status_line(status), self._connections.default_headers, b"".join(lines))
+        self._started = True

@@ -102,8 +102,9 @@ class BodyReader:
         except ChunkError as error:
             raise Refusal(400, MALFORMED, f"{error}.") from None
         body = self._decoder.body
-        self._check(len(body) + len(rest))
-        if not self._decoder.complete:
+        complete = self._decoder.complete
+        self._check(len(body), 0 if complete else len(rest))
+        if not complete:
             self._unread = rest
             return b"", again, None
         then = self._then
@@ -119,10 +120,10 @@ class BodyReader:
         body, self._unread, then = self._unread, bytearray(), self._then
         return data[missing:], False, lambda: then(bytes(body))
 
-    def _check(self, size: int) -> None:
+    def _check(self, size: int, undecoded: int = 0) -> None:
         if size > self._max_bytes:
             raise too_large(self._max_bytes)
-        if not self._reservation.grow(size):
+        if not self._reservation.grow(size + undecoded):
             raise memory_used_up()
 
     def expire(self) -> None:

@@ -9,7 +9,7 @@ MAX_OVERHEAD = 64 * 1024
 """bytes beside the content that any body may have; a longer body may have as many as its content"""
 CHUNKS_PER_CALL = 512
 """a call of `feed` takes at most about half a millisecond"""
-_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?")
 _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
 
 

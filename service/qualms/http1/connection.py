@@ -6,6 +6,7 @@ once would reset the connection, and the client might lose the reply.
 """
 
 import asyncio
+import logging
 import math
 import re
 from collections.abc import Callable
@@ -25,12 +26,14 @@ from qualms.http1.messages import (
     HEAD_TOO_LARGE,
     SEND_TIMEOUT,
     STATUS_LINES,
+    STOPPING,
     URL_TOO_LONG,
     Head,
     Refusal,
     Reply,
 )
 
+_log = logging.getLogger("qualms.http1")
 LINGER_SECONDS = 2.0
 """time in which the client's remaining data is discarded after the last reply"""
 _EMPTY_LINES = re.compile(rb"(?:\r\n)+")
@@ -119,12 +122,13 @@ class Connection(asyncio.Protocol):
         self._buffer = self._held = b""
         self._release()
         exchange, self._exchange = self._exchange, None
+        asgi, self._asgi = self._asgi, None
         if exchange is not None:
             exchange.disconnected = True
             if self._body is not None:
                 self._take_body().failed(None)
-            elif self._asgi is not None:
-                self._asgi.wake()
+            if asgi is not None:
+                asgi.wake()
 
     def pause_writing(self) -> None:
         """The client does not read: stop until it does, within a time limit."""
@@ -136,6 +140,7 @@ class Connection(asyncio.Protocol):
         """The client has read: continue."""
         self._write_paused = False
         if self._lingering:
+            self.deadline = self._connections.now + LINGER_SECONDS
             return
         if self._exchange is None:
             self._wait(self._connections.limits.keep_alive_seconds)
@@ -154,16 +159,16 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is in progress, or a reply is not sent."""
-        return self._exchange is not None or self._write_paused or bool(self._held)
+        """Whether a request has begun to arrive or is in progress, or a reply is not sent."""
+        return self._exchange is not None or self._write_paused or bool(self._held) or bool(self._buffer)
 
     def expire(self) -> None:
         """The deadline has passed."""
         self.deadline = math.inf
-        if self._lingering:
-            self.abort()
-        elif self._write_paused:
+        if self._write_paused:
             self._connections.on_close(SEND_TIMEOUT)
+            self.abort()
+        elif self._lingering:
             self.abort()
         elif self._body is not None:
             self._take_body().expire()
@@ -184,14 +189,19 @@ class Connection(asyncio.Protocol):
             self._refuse(Refusal(503, EVICTED, detail))
 
     def shutdown(self) -> None:
-        """Close the connection if no request is in progress; uvicorn calls this when the server stops."""
-        if self.is_waiting:
-            self.close()
+        """Close the connection if no request has begun to arrive; uvicorn calls this when the server stops.
+
+        A request may be on its way, and the client must learn that it was not processed; see RFC 9110, section 15.5.9.
+        """
+        if self.is_waiting and not self._buffer:
+            self._refuse(Refusal(408, STOPPING, "The service is stopping, and no request had arrived."))
 
     def cancel(self) -> None:
         """End the request in progress: the server's grace period is over."""
         if self._exchange is not None:
             self._exchange.on_cancel()
+        elif self._buffer:
+            self._refuse(Refusal(408, STOPPING, "The service is stopping, and the request had not arrived."))
 
     def flush(self) -> None:
         """Send what was held until the end of the loop's iteration."""
@@ -233,15 +243,21 @@ class Connection(asyncio.Protocol):
             return
         self._buffer, self._searched, self._used = buffer[end:], 0, True
         self._start(head)
-        if self._buffer and self._exchange is not None:
-            self._pause_reading()
+        if self._exchange is not None:
+            self._pause_or_resume()
 
     def _start(self, head: Head) -> None:
         connections = self._connections
         self.deadline = math.inf
         exchange = self._exchange = Exchange(self, head)
         connections.in_progress += 1
-        if connections.direct is None or not connections.direct(exchange):
+        try:
+            answered = connections.direct is not None and connections.direct(exchange)
+        except Exception:
+            _log.exception("the application failed", extra={"path": head.path})
+            exchange.reply(Reply(500, [(b"content-length", b"0")], b"", close=True))
+            return
+        if not answered:
             self._asgi = AsgiCycle(self, exchange, connections, self._app_state)
             self._asgi.start(self._transport)
 
@@ -259,6 +275,11 @@ class Connection(asyncio.Protocol):
         self, exchange: Exchange, max_bytes: int, seconds: float, then: Callable[[bytes], None], failed: Failed
     ) -> None:
         """Call `then` with the body, at once if it has arrived, or `failed` if it is refused or takes too long."""
+        if exchange.disconnected:
+            failed(None)
+            return
+        if self._paused:
+            self._release()  # the body has a reservation of its own
         length, data = exchange.head.length, self._buffer
         if length is not None:
             if length > max_bytes:
@@ -270,6 +291,8 @@ class Connection(asyncio.Protocol):
                     return
                 exchange.body_unread = False
                 self._buffer = data[length:]
+                if self._paused:
+                    self._pause_or_resume()
                 then(data[:length])
                 return
         reservation = exchange.reservation(self._connections.memory)
@@ -296,8 +319,8 @@ class Connection(asyncio.Protocol):
             if self._exchange is not None:
                 self._exchange.body_unread = False
             complete()
-            if self._buffer and self._exchange is not None:
-                self._pause_reading()
+            if self._exchange is not None:
+                self._pause_or_resume()
         elif again:
             self._pause_reading()
             asyncio.get_running_loop().call_soon(self._more_body)
@@ -343,10 +366,7 @@ class Connection(asyncio.Protocol):
             return True
         if exchange.body_unread:  # the rest of the body may take any time to arrive, unless it is here already
             length = exchange.head.length
-            if length is None or self._body is not None or len(self._buffer) < length:
-                return True
-            self._buffer = self._buffer[length:]
-            exchange.body_unread = False
+            return length is None or self._body is not None or len(self._buffer) < length
         return False
 
     def write(self, data: bytes) -> None:
@@ -371,10 +391,13 @@ class Connection(asyncio.Protocol):
         if close:
             self._linger()
             return
+        if exchange.body_unread:  # it has arrived: see `closes`
+            self._buffer = self._buffer[exchange.head.length :]
         if not self._write_paused:
             self._wait(self._connections.limits.keep_alive_seconds)
             if self._buffer:
                 # One request of a connection per iteration of the loop, so that pipelines do not delay others.
+                self._pause_reading()
                 asyncio.get_running_loop().call_soon(self._continue)
             elif self._paused:
                 self._resume_reading()
@@ -404,7 +427,8 @@ class Connection(asyncio.Protocol):
         self._lingering = True
         self._buffer = b""
         self._release()
-        self.deadline = self._connections.now + LINGER_SECONDS
+        seconds = self._connections.limits.send_seconds if self._write_paused else LINGER_SECONDS
+        self.deadline = self._connections.now + seconds
         if self._transport.is_closing():
             return
         if self._paused:
@@ -432,6 +456,13 @@ class Connection(asyncio.Protocol):
         if not self._paused and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
+
+    def _pause_or_resume(self) -> None:
+        """While a request is in progress, read on unless data waits behind it: only then is a disconnect noticed."""
+        if self._buffer:
+            self._pause_reading()
+        elif self._paused:
+            self._resume_reading()
 
     def _resume_reading(self) -> None:
         if self._paused:

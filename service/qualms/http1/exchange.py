@@ -25,11 +25,12 @@ class Channel(Protocol):
 class Exchange:
     """One request and its reply. If the reply is sent before the body was read, the connection is closed."""
 
-    __slots__ = ("_channel", "_reservation", "body_unread", "disconnected", "head", "on_cancel")
+    __slots__ = ("_channel", "_replied", "_reservation", "body_unread", "disconnected", "head", "on_cancel")
 
     def __init__(self, channel: Channel, head: Head) -> None:
         self._channel = channel
         self._reservation: Reservation | None = None
+        self._replied = False
         self.head = head
         self.body_unread = head.length != 0
         self.disconnected = False
@@ -57,8 +58,10 @@ class Exchange:
         return self.disconnected
 
     def reply(self, reply: Reply | None) -> None:
-        """Send the whole reply; None if there is none, because the client has disconnected."""
-        self._channel.reply(self, reply)
+        """Send the whole reply; None if there is none, because the client has disconnected. A second reply is ignored."""
+        if not self._replied:
+            self._replied = True
+            self._channel.reply(self, reply)
 
 
 def _nothing() -> None:

@@ -8,7 +8,9 @@ import ctypes
 import socket
 import struct
 import sys
+from collections.abc import Collection
 from contextlib import suppress
+from pathlib import Path
 
 from qualms.errors import QualmsError
 
@@ -26,6 +28,10 @@ _DROP_SYN = (
     (_RETURN, 0, 0, 0xFFFFFFFF),
 )
 """a program of the Berkeley packet filter (opcode, jumps, operand): keep no byte of a SYN packet, and all of any other"""
+
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_SYN_RECEIVED = "03"
+"""state of a connection in these tables whose handshake has begun and not ended"""
 
 
 class ListenError(QualmsError):
@@ -62,6 +68,21 @@ def _attach_filter(listener: socket.socket) -> None:
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in _DROP_SYN))
     address = ctypes.addressof(program)
     listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(_DROP_SYN), address))
+
+
+def handshakes_under_way(ports: Collection[int]) -> bool:
+    """Whether a handshake with a listener on one of the ports has begun and not ended; False if that cannot be known.
+
+    The kernel keeps no state of handshakes with SYN cookies, which it uses if too many are under way.
+    """
+    for table in _TABLES:
+        with suppress(OSError), table.open() as lines:
+            next(lines, None)
+            for line in lines:
+                _, local, _, state, *_ = line.split(None, 4)
+                if state == _SYN_RECEIVED and int(local.rpartition(":")[2], 16) in ports:
+                    return True
+    return False
 
 
 def accept_pending(listener: socket.socket) -> list[socket.socket]:

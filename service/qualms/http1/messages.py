@@ -40,9 +40,10 @@ BODY_MEMORY = "body_memory"
 SEND_TIMEOUT = "send_timeout"
 TOO_MANY_CONNECTIONS = "too_many_connections"
 EVICTED = "evicted"
+STOPPING = "stopping"
 REASONS = (
     *(MALFORMED, UNSUPPORTED, URL_TOO_LONG, HEAD_TOO_LARGE, HEAD_TIMEOUT, BODY_TIMEOUT, BODY_TOO_LARGE, BODY_MEMORY),
-    *(SEND_TIMEOUT, TOO_MANY_CONNECTIONS, EVICTED),
+    *(SEND_TIMEOUT, TOO_MANY_CONNECTIONS, EVICTED, STOPPING),
 )
 """why the server refuses a request or closes a connection"""
 

@@ -17,17 +17,20 @@ import uvicorn
 from qualms.errors import QualmsError
 from qualms.http1.connection import Connection
 from qualms.http1.connections import Connections
-from qualms.http1.listener import accept_pending, drop_new_connections
+from qualms.http1.listener import accept_pending, drop_new_connections, handshakes_under_way
 
 ACCEPT_SECONDS = 1.0
 """time in which handshakes that have begun may end before the listener closes"""
+_MAX_ACCEPT_SECONDS = 3.5
+"""the same while the kernel shows such handshakes: packets that are lost are sent again after 1 s and 3 s"""
 LAST_REQUEST_SECONDS = 1.0
-"""time that the last connections have to send the request they were opened for"""
-_LAST_FIN_SECONDS = 0.5
-"""time that clients have to close their side after the last reply"""
+"""time that open connections have to send a request after the listener has closed"""
+_STOP_SECONDS = 0.5
+"""time for each of the last two steps: to send the replies of cancelled requests, and for clients to close their side"""
 _INTERRUPT_SECONDS = 1.0
 """time for requests in progress after SIGINT"""
 _STEP_SECONDS = 0.01
+_HANDSHAKE_STEP_SECONDS = 0.05
 _USED = ("handle_exit", "on_tick", "shutdown", "serve", "startup")
 _DRAIN_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 _log = logging.getLogger("qualms.server")
@@ -73,6 +76,7 @@ class DrainingServer(uvicorn.Server):
         self._connections = connections
         self._drain_seconds = drain_seconds
         self._grace_seconds = grace_seconds
+        self._stop_seconds = min(_STOP_SECONDS, grace_seconds / 8)
         self._on_drain = on_drain
         self._signal: int | None = None
         self._close_at = self._end_at = 0.0
@@ -94,7 +98,7 @@ class DrainingServer(uvicorn.Server):
         interrupted = sig == signal.SIGINT
         now = time.monotonic()
         self._close_at = now + (0.0 if interrupted else self._drain_seconds)
-        self._end_at = now + (_INTERRUPT_SECONDS if interrupted else self._grace_seconds)
+        self._end_at = now + (_INTERRUPT_SECONDS if interrupted else self._grace_seconds - 2 * self._stop_seconds)
         self._connections.draining = True
         self._on_drain()
 
@@ -118,21 +122,25 @@ class DrainingServer(uvicorn.Server):
             self._end_at = time.monotonic()
         await self._close_listeners(sockets or [], wait=self._signal in _DRAIN_SIGNALS)
         if self._signal in _DRAIN_SIGNALS:
-            await self._wait(lambda: not connections.active, LAST_REQUEST_SECONDS)
+            await self._wait(lambda: not connections.active, min(LAST_REQUEST_SECONDS, self._left / 2))
         for connection in list(connections.active):
             connection.shutdown()
-        seconds = max(0.0, self._end_at - time.monotonic())
-        if not await self._wait(lambda: not connections.busy, seconds):
+        if not await self._wait(lambda: not connections.busy, self._left):
             if not self.force_exit:
                 _log.warning("requests were not finished in time", extra={"requests": connections.busy})
             connections.cancel()
-            await self._wait(lambda: not connections.busy, 0.5)
+            await self._wait(lambda: not connections.busy, self._stop_seconds)
         if self._signal in _DRAIN_SIGNALS:
-            await self._wait(lambda: not connections.active, _LAST_FIN_SECONDS)
+            await self._wait(lambda: not connections.active, self._stop_seconds)
         for connection in list(connections.active):
             connection.close()
         if not self.force_exit:
             await self.lifespan.shutdown()
+
+    @property
+    def _left(self) -> float:
+        """Seconds until requests in progress are cancelled."""
+        return max(0.0, self._end_at - time.monotonic())
 
     async def _wait(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for a condition, or until the time is over or a second signal arrives; returns whether it holds."""
@@ -149,7 +157,7 @@ class DrainingServer(uvicorn.Server):
         for listener in duplicates:
             drop_new_connections(listener)
         if wait:
-            await self._wait(lambda: False, min(ACCEPT_SECONDS, self._end_at - time.monotonic()))
+            await self._finish_handshakes({listener.getsockname()[1] for listener in sockets})
         for server in self.servers:
             server.close()
         pending = []
@@ -161,6 +169,14 @@ class DrainingServer(uvicorn.Server):
         loop, state = asyncio.get_running_loop(), self.lifespan.state
         for connection in pending:
             await loop.connect_accepted_socket(lambda: Connection(self._connections, state), connection)
+
+    async def _finish_handshakes(self, ports: set[int]) -> None:
+        """Accept connections until handshakes that have begun have ended, for at most half of the time that is left."""
+        now = time.monotonic()
+        end = now + min(_MAX_ACCEPT_SECONDS, self._left / 2)
+        await self._wait(lambda: False, min(ACCEPT_SECONDS, end - now))
+        while time.monotonic() < end and not self.force_exit and await asyncio.to_thread(handshakes_under_way, ports):
+            await asyncio.sleep(_HANDSHAKE_STEP_SECONDS)
 
     def fail(self, error: Exception) -> None:
         """Stop because the model cannot be loaded."""

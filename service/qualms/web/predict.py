@@ -64,7 +64,9 @@ class PredictHandler:
         self.settings = settings
         self.state = state
         self.pool = pool
-        self.limits = Limits(settings.max_body_bytes, settings.max_images, settings.max_json_depth)
+        self.limits = Limits(
+            settings.max_body_bytes, settings.max_images, settings.max_json_depth, settings.max_json_numbers
+        )
         self._metrics = metrics
         self._refusals = Throttle(_LOG_SECONDS)
 

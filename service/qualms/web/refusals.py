@@ -3,7 +3,7 @@
 import logging
 import time
 
-from qualms.http1.messages import Refusal, Reply
+from qualms.http1.messages import STOPPING, Refusal, Reply
 from qualms.telemetry.logs import Throttles
 from qualms.telemetry.metrics import ServiceMetrics
 from qualms.web.parameters import parse_request_id
@@ -35,4 +35,5 @@ class Refusals:
     def _count(self, reason: str, **fields: object) -> None:
         self._metrics.refused_by_protocol(reason)
         if count := self._throttles.due(reason, time.monotonic()):
-            _log.warning("refused by the protocol", extra={"reason": reason, "count": count, **fields})
+            level = logging.INFO if reason == STOPPING else logging.WARNING
+            _log.log(level, "refused by the protocol", extra={"reason": reason, "count": count, **fields})

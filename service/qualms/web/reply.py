@@ -115,6 +115,8 @@ class ReplyWriter:
             return self._decide(batch, DEFAULT_QUERY)[0]
         known = self.encodings(batch)
         sizes = [known[row].size if row in known else None for row in range(batch.rows)]
+        if len(set(sizes)) == 1:
+            return self._decide(batch, DEFAULT_QUERY, sizes[0])[0]
         return self._decider.decide_by_size(DEFAULT_OPERATING_POINT, self.outputs(batch), sizes)
 
     @staticmethod

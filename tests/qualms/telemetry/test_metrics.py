@@ -436,7 +436,7 @@ def test_counters_add_up_to_the_requests_sent(
     ]
     for request in (again for number, once in enumerate(refused, start=1) for again in number * [once]):
         send(**request)
-    state.tasks = lambda: 10**9
+    state.in_progress = lambda: 10**9
     for _ in range(9):
         send(content=files[0], headers=png)
     for path, times in (("/livez", 2), ("/models", 3), ("/models/other", 4), ("/docs", 1), ("/nowhere", 5)):

@@ -15,7 +15,7 @@ from starlette.types import Receive
 from qualms.images.input_spec import InputSpec
 from qualms.images.preprocess import preprocess_array
 from qualms.inference.batch import ClientDisconnected
-from qualms.web.bodies import ImageInput, Limits, UploadBudget, parse_images, read_body
+from qualms.web.bodies import ImageInput, Limits, parse_images, read_body
 from qualms.web.problems import Problem
 
 LIMITS = Limits(body_bytes=2**24, images=4, json_depth=16)
@@ -411,33 +411,3 @@ def test_files_in_forms_and_json_are_unchanged(files: list[bytes]) -> None:
     assert parse_images(FORM, form, LIMITS) == files
     encoded = [base64.b64encode(file).decode() for file in files]
     assert parse_images(JSON, as_json(*encoded), LIMITS) == files
-
-
-# Uploads
-
-
-def test_an_upload_is_counted_until_it_ends_or_fails() -> None:
-    uploads = UploadBudget()
-    with uploads.upload(100) as reserve, uploads.upload(100) as other:
-        reserve(30)
-        other(50)
-        reserve(20)
-        assert (uploads.count, uploads.bytes) == (2, 100)
-    assert (uploads.count, uploads.bytes) == (0, 0)
-    with pytest.raises(TimeoutError), uploads.upload(100) as reserve:
-        reserve(99)
-        raise TimeoutError
-    assert (uploads.count, uploads.bytes) == (0, 0)
-
-
-def test_an_upload_beyond_the_shared_budget_is_refused_and_others_continue() -> None:
-    uploads = UploadBudget()
-    with uploads.upload(100) as first:
-        first(60)
-        with pytest.raises(Problem) as refused, uploads.upload(100) as second:
-            second(40)
-            second(1)
-        assert uploads.bytes == 60
-        first(40)
-    assert refused.value.status == 429
-    assert refused.value.headers == {"retry-after": "1", "connection": "close"}

@@ -76,9 +76,8 @@ def test_replies_to_predictions_agree_with_the_document(
     request_: dict[str, Any],
     status: int,
 ) -> None:
-    state = ServiceState()
+    state = ServiceState(in_progress=lambda: request_.get("tasks", 0))
     client = start_service(state=state, max_body_bytes=5000)
-    state.tasks = lambda: request_.get("tasks", 0)
     good = {"content": encode(draw_images(41, 1)[0]), "headers": {"content-type": "image/png"}}
     response = client.post(
         "/predict", **{**good, **{name: value for name, value in request_.items() if name != "tasks"}}

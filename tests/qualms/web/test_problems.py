@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from qualms.errors import BundleError, ImageError, OperatingPointError
+from qualms.http1.messages import Refusal
 from qualms.web.problems import (
     Kind,
     Problem,
@@ -43,7 +44,7 @@ def test_members_without_a_value_are_left_out() -> None:
 
 def test_kinds_have_distinct_types_and_known_statuses() -> None:
     assert len({kind.slug for kind in Kind}) == len(Kind)
-    assert {kind.status for kind in Kind} == {400, 404, 405, 408, 413, 415, 422, 429, 500, 503, 504}
+    assert {kind.status for kind in Kind} == {*(400, 404, 405, 408, 413, 414, 415, 422, 429, 431, 500, 501, 503, 504)}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,14 @@ def test_any_other_error_is_500_without_details(error: Exception) -> None:
 def test_retry_after_is_rounded_up_to_whole_seconds(wait: float, header: str) -> None:
     problem = Problem.overloaded(wait)
     assert (problem.status, problem.headers) == (429, {"retry-after": header})
+
+
+@pytest.mark.parametrize("status", [400, 408, 413, 414, 429, 431, 501, 503])
+def test_a_refusal_of_the_protocol_becomes_a_problem_that_closes_the_connection(status: int) -> None:
+    problem = Problem.from_refusal(Refusal(status, "malformed", "A sentence.", "something else"))
+    assert (problem.status, problem.detail, problem.accepted) == (status, "A sentence.", "something else")
+    assert problem.headers == ({"retry-after": "1"} if status in (429, 503) else {})
+    assert problem.reply("r1").close
 
 
 def test_wrong_method_names_the_allowed_methods() -> None:
@@ -118,7 +127,7 @@ def test_a_reply_is_sent_with_all_headers() -> None:
         sent.append(message)
 
     problem = Problem.overloaded(3)
-    asyncio.run(send_reply(send, problem.reply("r1"), [(b"connection", b"close")]))
+    asyncio.run(send_reply(send, problem.reply("r1")._replace(close=True)))
     start, end = sent
     body = problem.body("r1")
     assert start == {
