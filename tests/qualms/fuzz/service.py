@@ -1,0 +1,107 @@
+"""`qualms serve` as a process on loopback, with its memory, its request counters and its log."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+HOST = "127.0.0.1"
+READY_SECONDS = 60.0
+_REQUESTS = re.compile(r'^qualms_requests_total\{code="(\d+)",route="(\w+)"\} (\S+)$', re.MULTILINE)
+_MAX_LINES = 20
+
+Counts = Counter[tuple[str, int]]
+"""number of replies by route and status"""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service that is ready."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    def memory(self) -> int:
+        """Resident memory in bytes; 0 if the process has ended."""
+        try:
+            pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
+        except (OSError, LookupError):
+            return 0
+        return int(pages) * resource.getpagesize()
+
+    def counts(self) -> Counts:
+        """`qualms_requests_total`, without the requests for /metrics that read it."""
+        connection = HTTPConnection(HOST, self.port, timeout=READY_SECONDS)
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+        connection.close()
+        return Counter({(route, int(code)): int(float(value)) for code, route, value in _REQUESTS.findall(text)})
+
+    def log_errors(self) -> list[str]:
+        """The first lines of the log that report an error or are not JSON."""
+        lines = []
+        with self.log.open("rb") as stream:
+            for line in stream:
+                if b'"level":"info"' not in line and _is_error(line):
+                    lines.append(line.decode(errors="replace").strip())
+                    if len(lines) == _MAX_LINES:
+                        break
+        return lines
+
+
+def _is_error(line: bytes) -> bool:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return bool(line.strip())
+    return record["level"] in ("error", "critical") or "exception" in record
+
+
+@contextmanager
+def running_service(model: Path | str | None = None, **settings: object) -> Iterator[Service]:
+    """Run the service, by default with the embedded model, with any settings; yield it when it is ready."""
+    values = {"port": 0, "device": "cpu", "threads": 1, "decode_threads": 1, "drain_seconds": 0, **settings}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("QUALMS_")}
+    variables |= {f"QUALMS_{name.upper()}": str(value) for name, value in values.items()}
+    command = [sys.executable, "-P", "-m", "qualms", "serve", *([] if model is None else [str(model)])]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as stream:
+            process = subprocess.Popen(command, env=variables, stdout=stream, stderr=subprocess.STDOUT)
+        try:
+            yield Service(process, _port_when_ready(process, log), log)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _port_when_ready(process: subprocess.Popen[bytes], log: Path) -> int:
+    end = time.monotonic() + READY_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        listening = re.search(rb'"message":"listening".*"port":(\d+)', log.read_bytes())
+        if listening and _is_ready(port := int(listening[1])):
+            return port
+        time.sleep(0.02)
+    raise RuntimeError(f"The service is not ready: {log.read_text()}")
+
+
+def _is_ready(port: int) -> bool:
+    connection = HTTPConnection(HOST, port, timeout=READY_SECONDS)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
