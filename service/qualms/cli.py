@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
+from qualms.bench.cli import bench
 from qualms.demo.cli import app as demo
 from qualms.errors import ExtraMissingError, QualmsError
 
@@ -110,66 +111,7 @@ def serve(
     run(load_settings(model=model, host=host, port=port))
 
 
-@app.command()
-def bench(
-    context: typer.Context,
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[MODEL|URL]",
-            help="Path of a bundle, name of an embedded model, or http:// URL of a service on this machine.",
-        ),
-    ] = None,
-    bundle: Annotated[
-        str | None, typer.Option(help="With a URL: the bundle served there, needed for the comparison.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="Seconds per measurement.", min=0.1)] = 5.0,
-    rounds: Annotated[
-        int, typer.Option(help="Measurements per server and concurrency; medians are printed.", min=1)
-    ] = 3,
-    concurrency: Annotated[
-        list[int] | None,
-        typer.Option(
-            help="Number of simultaneous requests; repeat for more values.", min=1, max=4096, show_default="1, 8, 64"
-        ),
-    ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Also print the time spent in each stage.")] = False,
-    overload: Annotated[
-        float | None,
-        typer.Option(help="Instead: offer 3 times the capacity for this many seconds.", min=1.0, max=3600.0),
-    ] = None,
-    deadline: Annotated[
-        float, typer.Option(help="With --overload: deadline of each request in seconds.", min=0.01, max=60)
-    ] = 0.5,
-) -> None:
-    """Compare the service with the machine's limit and a plain FastAPI server; without MODEL, for the default model."""
-    from qualms.bench.processes import BenchError
-
-    if overload is not None:
-        from qualms.bench.overload import run_overload
-
-        if ignored := _first_given(context, "bundle", "seconds", "rounds", "concurrency", "profile"):
-            raise BenchError(f"The options --{ignored} and --overload cannot be combined; leave one of them out.")
-        run_overload(target, seconds=overload, deadline=deadline)
-        return
-    if _first_given(context, "deadline"):
-        raise BenchError("The option --deadline is accepted only together with --overload.")
-    from qualms.bench.comparison import CONCURRENCIES, compare
-
-    compare(
-        target,
-        bundle=bundle,
-        seconds=seconds,
-        rounds=rounds,
-        concurrencies=concurrency or CONCURRENCIES,
-        profile=profile,
-    )
-
-
-def _first_given(context: typer.Context, *options: str) -> str | None:
-    """The first of these options that was given on the command line, or None."""
-    sources = {option: context.get_parameter_source(option) for option in options}
-    return next((option for option, source in sources.items() if source and source.name == "COMMANDLINE"), None)
+app.command()(bench)
 
 
 def main() -> None:

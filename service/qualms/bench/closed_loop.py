@@ -14,15 +14,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import islice
 from pathlib import Path
-from typing import Protocol, cast
-from urllib.parse import urlsplit
+from typing import Protocol
 
-import httptools
 import numpy as np
 import uvloop
 
+from qualms.bench.connection import Connection, post_requests
 from qualms.bench.processes import BenchError
 
 _WRK_EXTRA_SECONDS = 30.0
@@ -179,7 +178,21 @@ def run_closed_loop(
     return replies
 
 
+def send_requests(url: str, bodies: list[bytes], count: int, concurrency: int, timeout: float = 600.0) -> int:
+    """POST `count` bodies in rotation over `concurrency` connections; return how many replies have status 200.
+
+    Raises BenchError if less than 0.95 of the replies have. A few are lost if a slow server closes idle connections.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        replies = runner.run(_run(url, islice(post_requests(url, bodies), count), timeout, concurrency))
+    good = len(replies.latencies)
+    if good < 0.95 * count:
+        raise BenchError(f"{url} returned {good:,} successful replies to {count:,} requests.")
+    return good
+
+
 async def _run(url: str, requests: Iterator[bytes], seconds: float, concurrency: int) -> Replies:
+    """Send requests for `seconds`, or until each of the requests has a reply."""
     replies = Replies()
     start = time.perf_counter()
     connections = []
@@ -191,92 +204,11 @@ async def _run(url: str, requests: Iterator[bytes], seconds: float, concurrency:
         except OSError:
             replies.errors += 1
     if connections:
-        await asyncio.sleep(seconds)
+        await asyncio.wait([connection.ended for connection in connections], timeout=seconds)
     for connection in connections:
         connection.close()
     replies.seconds = time.perf_counter() - start
     return replies
-
-
-def post_requests(url: str, bodies: list[bytes], deadline: float | None = None) -> Iterator[bytes]:
-    """Endless HTTP requests that POST the bodies, which are PNG files, in rotation."""
-    parts = urlsplit(url)
-    head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: image/png\r\n"
-    if deadline is not None:
-        head += f"X-Request-Timeout: {deadline:g}\r\n"
-    return cycle([f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies])
-
-
-class Connection(asyncio.Protocol):
-    """One HTTP connection with one request at a time; subclasses define how a reply is handled."""
-
-    _transport: asyncio.Transport
-
-    def __init__(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
-        self._headers: dict[bytes, bytes] = {}
-        self.is_open = False
-
-    async def open(self, url: str) -> None:
-        """Connect; raises OSError if the server does not accept the connection."""
-        parts = urlsplit(url)
-        loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: self, parts.hostname or "", parts.port or 80)
-
-    def send(self, request: bytes) -> None:
-        """Send a request; the reply to the previous one must be complete."""
-        self._headers = {}
-        self._transport.write(request)
-
-    def close(self) -> None:
-        """Close the connection; a pending reply is not reported."""
-        if self.is_open:
-            self.is_open = False
-            self._transport.abort()
-
-    @property
-    def keep_alive(self) -> bool:
-        """Whether the server keeps the connection open after the reply just read."""
-        return bool(self._parser.should_keep_alive())
-
-    def reply_received(self, status: int, headers: dict[bytes, bytes]) -> None:
-        """Called when a reply is complete; header names are in lower case."""
-        raise NotImplementedError
-
-    def connection_broken(self) -> None:
-        """Called when the server has closed the connection or sent invalid HTTP; the connection is closed."""
-        raise NotImplementedError
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio callback: the connection is open."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from it
-        self.is_open = True
-
-    def data_received(self, data: bytes) -> None:
-        """asyncio callback: data has arrived."""
-        if not self.is_open:
-            return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            self._break()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """asyncio callback: the connection was closed by either side."""
-        if self.is_open:
-            self._break()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """httptools callback: one header was read."""
-        self._headers[name.lower()] = value
-
-    def on_message_complete(self) -> None:
-        """httptools callback: the reply is complete."""
-        self.reply_received(self._parser.get_status_code(), self._headers)
-
-    def _break(self) -> None:
-        self.close()
-        self.connection_broken()
 
 
 class _ClosedLoopConnection(Connection):
@@ -285,6 +217,8 @@ class _ClosedLoopConnection(Connection):
     def __init__(self, requests: Iterator[bytes], replies: Replies) -> None:
         super().__init__()
         self._requests, self._replies = requests, replies
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """done when no request is left or the connection is broken"""
         self._sent_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -301,7 +235,13 @@ class _ClosedLoopConnection(Connection):
 
     def connection_broken(self) -> None:
         self._replies.errors += 1
+        self.ended.set_result(None)
 
     def _send_next(self) -> None:
+        request = next(self._requests, None)
+        if request is None:
+            self.close()
+            self.ended.set_result(None)
+            return
         self._sent_at = time.perf_counter()
-        self.send(next(self._requests))
+        self.send(request)

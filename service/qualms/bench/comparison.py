@@ -16,10 +16,21 @@ from rich.console import Console
 from rich.progress import Progress
 
 from qualms.bench.closed_loop import BuiltInClient, LoadGenerator, LoadResult, default_generator, median
+from qualms.bench.instructions import count_instructions, find_callgrind, find_perf
 from qualms.bench.machine_limit import Limit, LimitMeter
-from qualms.bench.processes import HOST, BenchError, choose_cores, exit_on_sigterm, get, pinned, server
-from qualms.bench.sample_images import draw_pngs
-from qualms.bench.tables import ComparisonRow, print_breakdown, print_comparison
+from qualms.bench.processes import (
+    HOST,
+    BenchError,
+    choose_cores,
+    exit_on_sigterm,
+    get,
+    pinned,
+    plain_command,
+    server,
+    service_command,
+)
+from qualms.bench.sample_images import Pictures, sample_files
+from qualms.bench.tables import ComparisonRow, print_breakdown, print_comparison, print_instructions
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import Bundle, open_bundle
 from qualms.images.input_spec import InputSpec
@@ -49,27 +60,46 @@ def compare(
     rounds: int = 3,
     concurrencies: Sequence[int] = CONCURRENCIES,
     profile: bool = False,
+    pictures: Pictures = "digits",
+    instructions: bool = False,
     generator: LoadGenerator | None = None,
     console: Console | None = None,
 ) -> list[ComparisonRow]:
     """Measure and print; `target` is a bundle's path, an embedded model's name, or the URL of a running service.
 
-    A running service is compared with the limit and the plain server only if its `bundle` is given.
+    A running service is compared with the limit and the plain server only if its `bundle` is given. Instructions per
+    request are counted if the processor's counters can be read; with `instructions`, they are otherwise counted by
+    valgrind.
     """
+    if instructions and target and "://" in target:
+        raise BenchError(
+            f"--instructions starts its own service; it accepts a bundle or a model's name, not {target!r}."
+        )
     generator, console = generator or default_generator(), console or Console()
     sizes = sorted(set(concurrencies))
-    with exit_on_sigterm(), _set_up(target, bundle) as setup:
+    with exit_on_sigterm(), _set_up(target, bundle, pictures) as setup:
         console.print(_conditions(setup, generator))
         rows = _measure(setup, generator, sizes, seconds, rounds, console)
         print_comparison(rows, console)
         if profile:
             with pinned(setup.load_core):
                 print_breakdown(setup.ours, setup.files, seconds, rows, console)
+    if not (target and "://" in target):
+        _count(str(resolve_model(target)), setup.files, sizes, instructions, console)
     return rows
 
 
+def _count(path: str, files: list[bytes], sizes: Sequence[int], requested: bool, console: Console) -> None:
+    """Print instructions per request if they can be counted; without counters only if they were requested."""
+    tool = find_perf() or (find_callgrind() if requested else None)
+    if tool is not None:
+        print_instructions(count_instructions(path, files, sizes, tool), tool.name, console)
+    elif requested:
+        console.print("Instructions are not counted: perf can read no counters here, and valgrind is not installed.")
+
+
 @contextmanager
-def _set_up(target: str | None, given: str | None) -> Iterator[_Setup]:
+def _set_up(target: str | None, given: str | None, pictures: Pictures) -> Iterator[_Setup]:
     """Start the servers, and end them afterwards; `given` is the bundle of a running service."""
     server_core, load_core = choose_cores()
     settings = load_settings()
@@ -78,19 +108,18 @@ def _set_up(target: str | None, given: str | None) -> Iterator[_Setup]:
         raise BenchError(f"The bundle {given!r} is accepted only together with the URL of a running service.")
     if url is not None and given is None:
         spec, _ = _served_model(url)
-        yield _Setup(url, None, None, draw_pngs(spec), server_core, load_core)
+        yield _Setup(url, None, None, sample_files(pictures, spec), server_core, load_core)
         return
     bundle = open_bundle(resolve_model(given or target))
     if url is not None:
         _check_digest(url, bundle)
-    path, files = str(bundle.path.resolve()), draw_pngs(bundle.manifest.input)
+    path, files = str(bundle.path.resolve()), sample_files(pictures, bundle.manifest.input)
     with pinned(server_core):
         limit = LimitMeter(bundle, files, settings.device, settings.max_batch)
     with ExitStack() as servers:
         if url is None:
-            serve = server(lambda port: ["qualms", "serve", path, "--host", HOST, "--port", str(port)], server_core)
-            url = servers.enter_context(serve).url
-        plain = servers.enter_context(server(lambda port: ["qualms.bench.plain_server", path, str(port)], server_core))
+            url = servers.enter_context(server(service_command(path), server_core)).url
+        plain = servers.enter_context(server(plain_command(path), server_core))
         yield _Setup(url, plain.url, limit, files, server_core, load_core)
 
 

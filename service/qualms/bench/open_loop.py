@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qualms.bench.closed_loop import Connection, post_requests
+from qualms.bench.connection import Connection, post_requests
 
 _RESERVED_FILES = 64
 """file descriptors that are not used for connections"""
@@ -46,6 +46,8 @@ class OpenLoopResult:
     """requests not sent because the generator was too far behind"""
     skipped_no_connection: int = 0
     """requests not sent because the maximum number of connections was in use"""
+    opened: int = 0
+    """number of connections opened"""
     peak_connections: int = 0
     busy_seconds: float = 0.0
     """from the first request to the last reply, at least `seconds`"""
@@ -82,18 +84,21 @@ async def run_open_loop(
     max_connections: int = 4096,
     max_lag: float | None = None,
     extra_wait: float = 2.0,
+    single_use_every: int | None = None,
 ) -> OpenLoopResult:
     """POST the bodies in rotation, `rate` requests/s for `seconds`, each with a `deadline` in seconds.
 
     A request that cannot be sent within `max_lag` seconds (default: a tenth of the deadline) is skipped. Replies that
-    arrive until `extra_wait` seconds after the deadline of the last request are counted.
+    arrive until `extra_wait` seconds after the deadline of the last request are counted. Every `single_use_every`-th
+    request opens a connection of its own, which is closed after the reply; the others reuse connections.
     """
     result = OpenLoopResult(rate, seconds, deadline)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY:
         max_connections = max(1, min(max_connections, files - _RESERVED_FILES))
     max_lag = 0.1 * deadline if max_lag is None else max_lag
-    await _Generator(url, post_requests(url, bodies, deadline), result, max_connections, max_lag).run(extra_wait)
+    requests = post_requests(url, bodies, deadline)
+    await _Generator(url, requests, result, max_connections, max_lag, single_use_every).run(extra_wait)
     return result
 
 
@@ -101,10 +106,17 @@ class _Generator:
     """Sends requests when they are due, over a pool of connections, and counts the replies."""
 
     def __init__(
-        self, url: str, requests: Iterator[bytes], result: OpenLoopResult, max_connections: int, max_lag: float
+        self,
+        url: str,
+        requests: Iterator[bytes],
+        result: OpenLoopResult,
+        max_connections: int,
+        max_lag: float,
+        single_use_every: int | None,
     ) -> None:
         self._url, self._requests, self._result = url, requests, result
         self._max_connections, self._max_lag = max_connections, max_lag
+        self._single_use_every = single_use_every
         self._total = max(1, round(result.rate * result.seconds))
         self._next = 0
         self._start = 0.0
@@ -156,15 +168,17 @@ class _Generator:
         if now - due > self._max_lag:
             self._result.skipped_late += 1
             return
-        connection = self._take_idle(now)
+        single_use = self._single_use_every is not None and self._next % self._single_use_every == 0
+        connection = None if single_use else self._take_idle(now)
         if connection is None and len(self._connections) >= self._max_connections:
             self._result.skipped_no_connection += 1
             return
         self._result.lags.append(now - due)
         self._pending += 1
         if connection is None:
-            connection = _PooledConnection(self, due)
+            connection = _PooledConnection(self, due, single_use)
             self._connections.add(connection)
+            self._result.opened += 1
             self._result.peak_connections = max(self._result.peak_connections, len(self._connections))
             task = asyncio.create_task(self._open(connection))
             self._opening.add(task)
@@ -200,7 +214,7 @@ class _Generator:
             self._result.refusals[headers.get(b"retry-after")] += 1
         else:
             self._result.other_statuses[status] += 1
-        if connection.keep_alive:
+        if connection.keep_alive and not connection.single_use:
             connection.idle_since = now
             self._idle.append(connection)
         else:
@@ -226,9 +240,10 @@ class _Generator:
 
 
 class _PooledConnection(Connection):
-    def __init__(self, generator: _Generator, due: float) -> None:
+    def __init__(self, generator: _Generator, due: float, single_use: bool) -> None:
         super().__init__()
         self._generator = generator
+        self.single_use = single_use
         self._has_request = True
         """whether a request waits for its reply; also true while the connection is being opened"""
         self.due = due

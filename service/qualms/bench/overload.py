@@ -15,9 +15,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from qualms.bench.closed_loop import Connection, LoadResult, median, run_closed_loop
+from qualms.bench.closed_loop import LoadResult, median, run_closed_loop
+from qualms.bench.connection import Connection
 from qualms.bench.open_loop import OpenLoopResult, run_open_loop
-from qualms.bench.processes import HOST, BenchError, ServerProcess, choose_cores, exit_on_sigterm, pinned, server
+from qualms.bench.processes import (
+    BenchError,
+    ServerProcess,
+    choose_cores,
+    exit_on_sigterm,
+    pinned,
+    server,
+    service_command,
+)
 from qualms.bench.sample_images import draw_pngs
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import open_bundle
@@ -132,7 +141,7 @@ def run_overload(
     bundle = open_bundle(resolve_model(model))
     files, path = draw_pngs(bundle.manifest.input), str(bundle.path.resolve())
     server_core, load_core = choose_cores()
-    serve = server(lambda port: ["qualms", "serve", path, "--host", HOST, "--port", str(port)], server_core)
+    serve = server(service_command(path), server_core)
     with exit_on_sigterm(), serve as service, pinned(load_core):
         result = measure(service, files, seconds, deadline, idle_seconds)
     print_overload(result, console)

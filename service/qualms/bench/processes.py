@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 from qualms.errors import QualmsError
 
 HOST = "127.0.0.1"
-_READY_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 
@@ -89,17 +88,28 @@ class ServerProcess:
 
 
 @contextmanager
-def server(arguments: Callable[[int], list[str]], core: int | None) -> Iterator[ServerProcess]:
-    """Run `python -m ARGUMENTS(port)` on a core; yield it when /readyz returns 200, and end it afterwards."""
+def server(
+    arguments: Callable[[int], list[str]],
+    core: int | None,
+    *,
+    wrapper: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+    ready_seconds: float = 60.0,
+) -> Iterator[ServerProcess]:
+    """Run `python -m ARGUMENTS(port)` on a core; yield it when /readyz returns 200, and end it afterwards.
+
+    `wrapper` is a command that runs the server, for example valgrind, and `variables` are added to its environment.
+    """
     port = free_port()
     url = f"http://{HOST}:{port}"
     with tempfile.TemporaryFile() as errors:
         # -P: a folder named qualms in the working directory must not shadow this package.
-        command = [sys.executable, "-P", "-m", *arguments(port)]
+        command = [*wrapper, sys.executable, "-P", "-m", *arguments(port)]
+        environment = {**os.environ, **(variables or {})}
         with pinned(core):
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
         try:
-            _wait_until_ready(url, process, errors)
+            _wait_until_ready(url, process, errors, ready_seconds)
             yield ServerProcess(url, process.pid)
         finally:
             _stop(process)
@@ -118,6 +128,16 @@ def get(url: str, timeout: float = 5.0) -> bytes:
     if reply.status != 200:
         raise BenchError(f"{url} returned status {reply.status}; expected 200.")
     return body
+
+
+def service_command(path: str) -> Callable[[int], list[str]]:
+    """The arguments of `server` that serve a bundle."""
+    return lambda port: ["qualms", "serve", path, "--host", HOST, "--port", str(port)]
+
+
+def plain_command(path: str) -> Callable[[int], list[str]]:
+    """The arguments of `server` that run the plain server with a bundle."""
+    return lambda port: ["qualms.bench.plain_server", path, str(port)]
 
 
 @contextmanager
@@ -145,8 +165,8 @@ def free_port() -> int:
     return port
 
 
-def _wait_until_ready(url: str, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
-    end = time.monotonic() + _READY_SECONDS
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes], errors: IO[bytes], seconds: float) -> None:
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
             get(f"{url}/readyz")
@@ -156,7 +176,7 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], errors: IO[byt
             time.sleep(_POLL_SECONDS)
         else:
             return
-    raise BenchError(f"The server was not ready within {_READY_SECONDS:g} seconds.")
+    raise BenchError(f"The server was not ready within {seconds:g} seconds.")
 
 
 def _last_line(errors: IO[bytes], code: int) -> str:

@@ -1,12 +1,14 @@
-"""Images for benchmark requests: digits drawn by our own code, identical in every run, in the model's size and colour.
+"""Images for benchmark requests, drawn by our own code and identical in every run.
 
-`qualms.demo.digits` draws realistic digits of 28 × 28 grey pixels only; this simpler drawing fits the input of any
-model, and the published figures depend on its exact pixels.
+`qualms.demo.digits` draws realistic digits of 28 × 28 grey pixels only; the simpler drawing of this module fits the
+input of any model, and the published figures depend on its exact pixels.
 """
 
 import io
 import random
+from typing import Literal
 
+import numpy as np
 from PIL import Image, ImageDraw
 
 from qualms.images.input_spec import InputSpec
@@ -17,6 +19,32 @@ _SEGMENTS = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 0), (5, 2))
 """the seven segments of a calculator digit, each a pair of corners"""
 _DIGITS = ("012345", "12", "01643", "01623", "1562", "05623", "056234", "012", "0123456", "015623")
 """the segments of each digit"""
+
+_COLOUR_SIDE = 32
+_COLOUR_NOISE = 13.0
+"""standard deviation of the pixel noise; files of photographs of this size are as large, about 2.6 kB"""
+
+Pictures = Literal["digits", "colour"]
+"""`digits`: digits in the model's size and colour. `colour`: photo-like 32 × 32 RGB images, whatever the model."""
+
+
+def sample_files(pictures: Pictures, spec: InputSpec) -> list[bytes]:
+    """The PNG files that a benchmark sends to a model with this input."""
+    return draw_pngs(spec) if pictures == "digits" else draw_colour_pngs()
+
+
+def draw_colour_pngs(count: int = 16, seed: int = 0) -> list[bytes]:
+    """`count` different 32 × 32 RGB PNG files of noisy colour gradients."""
+    rng = np.random.default_rng(seed)
+    files = []
+    for _ in range(count):
+        corners = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8))
+        gradient = np.asarray(corners.resize((_COLOUR_SIDE, _COLOUR_SIDE), Image.Resampling.BICUBIC), np.float64)
+        noisy = gradient + rng.normal(0.0, _COLOUR_NOISE, gradient.shape)
+        file = io.BytesIO()
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "PNG")
+        files.append(file.getvalue())
+    return files
 
 
 def draw_pngs(spec: InputSpec, count: int = 16, seed: int = 0) -> list[bytes]:

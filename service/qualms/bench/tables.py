@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from qualms.bench.closed_loop import LoadResult, Replies, run_closed_loop
+from qualms.bench.instructions import Instructions, InstructionsRow
 from qualms.bench.machine_limit import Limit
 from qualms.bench.processes import get
 
@@ -94,6 +95,27 @@ def print_breakdown(
             "the runner, metrics, smaller batches, and at low concurrency the time in which the service waits for the "
             "client."
         )
+
+
+def print_instructions(rows: Sequence[InstructionsRow], tool: str, console: Console) -> None:
+    """Print instructions per request by library, as far as the tool attributes them."""
+    parts = ("ONNX Runtime", "Pillow", "rest", "rest of\nplain") if rows[0].ours.rest is not None else ()
+    title = f"Instructions per request in user space, thousands, counted by {tool}"
+    table = _breakdown_table(title, "", "total", "of\nplain", *parts)
+    for row in rows:
+        ours, plain = row.ours, row.plain
+        rest = _ratio(ours.rest / plain.rest) if ours.rest is not None and plain.rest is not None else ""
+        total, *shares = _thousands(ours)
+        cells = (total, _ratio(ours.total / plain.total), *shares, rest)
+        table.add_row(str(row.concurrency), "[bold]qualms", *cells[: len(parts) + 2])
+        total, *shares = _thousands(plain)
+        table.add_row("", "plain", total, "", *shares)
+    console.print(table)
+
+
+def _thousands(count: Instructions) -> list[str]:
+    parts = (count.total, count.inference, count.decode, count.rest)
+    return [f"{part / 1e3:,.1f}" for part in parts if part is not None]
 
 
 def _figures(load: LoadResult) -> tuple[str, str, str, str]:

@@ -13,14 +13,15 @@ import httptools
 from qualms.http1.messages import HEAD_TOO_LARGE, MALFORMED, UNSUPPORTED, Head, Refusal
 
 MAX_HEADERS = 256
-MAX_BODY_LENGTH = 10**18
-"""a larger Content-Length is malformed; far above every limit on bodies"""
+_MAX_LENGTH_DIGITS = 18
+"""a longer Content-Length is malformed; far above every limit on bodies"""
 _VERSIONS = {b"HTTP/1.1": "1.1", b"HTTP/1.0": "1.0"}
 _METHOD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,64}")
 _TARGET = re.compile(rb"[!$-;=?-\[\]_a-z~%]+")
 """characters of a URL without fragment (RFC 3986, and the brackets that many clients do not escape)"""
 _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:%\[\]-]*")
-_ABSOLUTE = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
+_ABSOLUTE = re.compile(rb"https?://[^/?@]+(?=[/?]|\Z)", re.IGNORECASE)
+"""scheme and host, which must not be empty or contain a user (RFC 9110, 4.2)"""
 _TRAILING_SPACE = re.compile(rb"(?<=[^ \t\n])[ \t]++\r\n")
 _SINGLE = (b"host", b"content-length", b"transfer-encoding")
 """headers of which a request may have one"""
@@ -130,7 +131,7 @@ def _body_length(fields: dict[bytes, bytes], version: str) -> int | None:
     if coding is None:
         if length is None:
             return 0
-        if not length.isdigit() or len(length) > 18:
+        if not length.isdigit() or len(length) > _MAX_LENGTH_DIGITS:
             raise _malformed(f"The Content-Length {_text(length)} is not a number")
         return int(length)
     if length is not None:

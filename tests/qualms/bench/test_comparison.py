@@ -29,11 +29,12 @@ from qualms.bench.closed_loop import (
     median,
     parse_wrk,
     run_closed_loop,
+    send_requests,
 )
 from qualms.bench.comparison import compare
 from qualms.bench.machine_limit import LimitMeter
 from qualms.bench.processes import HOST, BenchError, choose_cores, free_port, pinned, server
-from qualms.bench.sample_images import draw_pngs
+from qualms.bench.sample_images import draw_colour_pngs, draw_pngs, sample_files
 from qualms.bench.tables import ComparisonRow, print_comparison
 from qualms.bundle.file import open_bundle
 from qualms.decisions.verdicts import Decider
@@ -155,8 +156,9 @@ def text_of(console: Console) -> str:
 
 
 def test_a_run_measures_limit_service_and_plain_server_and_ends_its_processes(
-    bundle_file: Path, started: list[subprocess.Popen[bytes]]
+    bundle_file: Path, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(comparison, "find_perf", lambda: None)
     console = string_console()
     rows = compare(
         str(bundle_file),
@@ -226,15 +228,18 @@ def test_servers_are_ended_after_an_interrupt_or_error(
 def test_the_command_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(comparison, "compare", lambda target, **options: given.update(options, target=target))
-    arguments = ["bench", "mnist", "--seconds", "2", "--concurrency", "4", "--concurrency", "16", "--profile"]
+    arguments = ["bench", "mnist", "--seconds", "2", "--concurrency", "4", "--concurrency", "256", "--profile"]
+    arguments += ["--pictures", "colour", "--instructions"]
     assert CliRunner().invoke(cli.app, arguments).exit_code == 0
     assert given == {
         "target": "mnist",
         "bundle": None,
         "seconds": 2.0,
         "rounds": 3,
-        "concurrencies": [4, 16],
+        "concurrencies": [4, 256],
+        "pictures": "colour",
         "profile": True,
+        "instructions": True,
     }
 
 
@@ -334,6 +339,16 @@ def test_sample_images_are_different_reproducible_and_of_the_models_size() -> No
             assert (image.format, image.mode, image.size) == ("PNG", "L", (20, 28))
 
 
+def test_colour_images_are_different_reproducible_and_of_the_size_of_small_photographs() -> None:
+    files = sample_files("colour", InputSpec(height=28, width=28, colour="L"))
+    assert len(set(files)) == len(files)
+    assert draw_colour_pngs() == files
+    for file in files:
+        assert 2400 <= len(file) <= 2800
+        with Image.open(io.BytesIO(file)) as image:
+            assert (image.format, image.mode, image.size) == ("PNG", "RGB", (32, 32))
+
+
 def test_the_output_of_wrk_is_parsed() -> None:
     assert parse_wrk(WRK_GOOD) == LoadResult(1e6 * 1941 / 1009613, 0.004034, 0.007215, 0)
     assert parse_wrk(WRK_ERRORS) == LoadResult(200.0, 0.001, 0.002, 106)
@@ -383,6 +398,14 @@ def test_the_built_in_client_fails_without_a_successful_reply(stub: Callable[...
     for url in (stub([500]).url, f"http://127.0.0.1:{free_port()}"):
         with pytest.raises(BenchError, match="no successful reply"):
             run_closed_loop(f"{url}/predict", [b"x"], 0.1, 2)
+
+
+def test_a_fixed_number_of_requests_is_sent_and_failures_are_reported(stub: Callable[..., Stub]) -> None:
+    target = stub([200])
+    assert send_requests(f"{target.url}/predict", [b"one", b"two"], 21, 4) == 21
+    assert sorted(target.bodies) == [b"one"] * 11 + [b"two"] * 10
+    with pytest.raises(BenchError, match="returned 10 successful replies to 20 requests"):
+        send_requests(f"{stub([200, 503]).url}/predict", [b"x"], 20, 1)
 
 
 # Figures

@@ -127,6 +127,13 @@ def test_requests_are_skipped_while_all_connections_are_busy() -> None:
     assert len(stub.requests) == result.peak_connections == 3
 
 
+def test_every_second_request_can_have_a_connection_of_its_own() -> None:
+    shared, _ = send_to(lambda: Stub(GOOD), 20)
+    result, _ = send_to(lambda: Stub(GOOD), 20, single_use_every=1)
+    assert len(result.good) == len(shared.good) == 20
+    assert shared.opened < result.opened == 20
+
+
 def test_a_generator_that_is_too_late_skips_requests_and_reports_it() -> None:
     result, stub = send_to(lambda: Stub(GOOD), 20, max_lag=-1.0)
     assert (result.skipped_late, result.sent, stub.requests) == (20, 0, [])

@@ -119,9 +119,16 @@ def check_alive(port: int) -> None:
 # Pipelines
 
 
-def test_a_pipeline_whose_replies_are_not_read_is_not_read_either(service: Service) -> None:
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [(LIVEZ, b"200 OK"), (b"POST /predict?x=1 HTTP/1.1\r\nHost: x\r\n\r\n", b"422 Unprocessable")],
+    ids=["task", "answered at once"],
+)
+def test_a_pipeline_whose_replies_are_not_read_is_not_read_either(
+    service: Service, request_: bytes, status: bytes
+) -> None:
     before = peak_memory(service.process)
-    requests = 2000 * LIVEZ
+    requests = 2000 * request_
     with connect(service.port) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
         sent = 0
@@ -129,7 +136,7 @@ def test_a_pipeline_whose_replies_are_not_read_is_not_read_either(service: Servi
             sent += connection.send(requests)
         assert sent < 18 * MB, "the server stops to read"
         check_alive(service.port)
-        assert connection.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 " + status)
     assert peak_memory(service.process) - before < 64 * MB
 
 

@@ -1,0 +1,118 @@
+"""The command `qualms bench`; its dependencies are imported only when it runs."""
+
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+_COMPARISON = ("bundle", "seconds", "rounds", "concurrency", "profile", "instructions")
+"""options that the overload and the attacks do not have"""
+
+
+def bench(
+    context: typer.Context,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL|URL]",
+            help="Path of a bundle, name of an embedded model, or http:// URL of a service on this machine.",
+        ),
+    ] = None,
+    bundle: Annotated[
+        str | None, typer.Option(help="With a URL: the bundle served there, needed for the comparison.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Seconds per measurement.", min=0.1)] = 5.0,
+    rounds: Annotated[
+        int, typer.Option(help="Measurements per server and concurrency; medians are printed.", min=1)
+    ] = 3,
+    concurrency: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Number of simultaneous requests; repeat for more values.", min=1, max=4096, show_default="1, 8, 64"
+        ),
+    ] = None,
+    pictures: Annotated[
+        Literal["digits", "colour"],
+        typer.Option(help="Images to send: digits in the model's size and colour, or 32 × 32 RGB images of 2.6 kB."),
+    ] = "digits",
+    profile: Annotated[bool, typer.Option("--profile", help="Also print the time spent in each stage.")] = False,
+    instructions: Annotated[
+        bool,
+        typer.Option(
+            "--instructions",
+            help="Also count instructions per request with valgrind, if the processor's counters cannot be read. "
+            "Takes minutes.",
+        ),
+    ] = False,
+    overload: Annotated[
+        float | None,
+        typer.Option(help="Instead: offer 3 times the capacity for this many seconds.", min=1.0, max=3600.0),
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option(help="With --overload: deadline of each request in seconds.", min=0.01, max=60)
+    ] = 0.5,
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Instead: attack a service beside a well-behaved client; exit code 1 if an attack succeeds. Repeat "
+            "for more attacks; `all` runs all, `list` prints their names.",
+        ),
+    ] = None,
+    attack_seconds: Annotated[float, typer.Option(help="With --attack: seconds per attack.", min=1.0, max=600.0)] = 8.0,
+) -> None:
+    """Compare the service with the machine's limit and a plain FastAPI server; without MODEL, for the default model."""
+    if overload is not None:
+        from qualms.bench.overload import run_overload
+
+        _refuse(context, "--overload", *_COMPARISON, "pictures", "attack", "attack_seconds")
+        run_overload(target, seconds=overload, deadline=deadline)
+        return
+    if attack:
+        from qualms.bench.attacks.report import print_list
+        from qualms.bench.attacks.run import failed, run_attacks
+
+        _refuse(context, "--attack", *_COMPARISON, "deadline")
+        if "list" in attack:
+            print_list(Console())
+        elif failed(run_attacks(attack, target, seconds=attack_seconds, pictures=pictures)):
+            raise typer.Exit(1)
+        return
+    _require(context, "deadline", "--overload")
+    _require(context, "attack_seconds", "--attack")
+    from qualms.bench.comparison import CONCURRENCIES, compare
+
+    compare(
+        target,
+        bundle=bundle,
+        seconds=seconds,
+        rounds=rounds,
+        concurrencies=concurrency or CONCURRENCIES,
+        pictures=pictures,
+        profile=profile,
+        instructions=instructions,
+    )
+
+
+def _refuse(context: typer.Context, mode: str, *options: str) -> None:
+    """Raise BenchError if one of these options was given, because `mode` does not have it."""
+    from qualms.bench.processes import BenchError
+
+    for option in options:
+        if _is_given(context, option):
+            name = option.replace("_", "-")
+            raise BenchError(f"The options --{name} and {mode} cannot be combined; leave one of them out.")
+
+
+def _require(context: typer.Context, option: str, mode: str) -> None:
+    """Raise BenchError if this option was given, because it belongs to `mode`."""
+    from qualms.bench.processes import BenchError
+
+    if _is_given(context, option):
+        raise BenchError(f"The option --{option.replace('_', '-')} is accepted only together with {mode}.")
+
+
+def _is_given(context: typer.Context, option: str) -> bool:
+    """Whether the option was given on the command line."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
