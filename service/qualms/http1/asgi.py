@@ -41,8 +41,13 @@ class AsgiCycle:
         self._chunked = False
         self._close = False
 
-    def start(self, transport: asyncio.BaseTransport) -> None:
+    def start(self) -> None:
         """Run the application in a task."""
+        if self._exchange.disconnected:
+            self._complete = True
+            self._connection.finish(self._exchange, close=True)
+            return
+        transport = self._connection.transport
         head = self._exchange.head
         scope = {
             "type": "http",

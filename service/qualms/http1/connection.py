@@ -8,7 +8,7 @@ once would reset the connection, and the client might lose the reply.
 import asyncio
 import logging
 import math
-import re
+import os
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -24,6 +24,7 @@ from qualms.http1.messages import (
     EVICTED,
     HEAD_TIMEOUT,
     HEAD_TOO_LARGE,
+    MALFORMED,
     SEND_TIMEOUT,
     STATUS_LINES,
     STOPPING,
@@ -36,7 +37,10 @@ from qualms.http1.messages import (
 _log = logging.getLogger("qualms.http1")
 LINGER_SECONDS = 2.0
 """time in which the client's remaining data is discarded after the last reply"""
-_EMPTY_LINES = re.compile(rb"(?:\r\n)+")
+_EMPTY_LINES = 8 * b"\r\n"
+"""more empty lines before a request than any client sends"""
+_LARGE_READ = 128 * 1024
+"""a read of at least this size is followed by others before the next read of this connection"""
 _LINGER_BYTES = 64 * 2**20
 """data that is discarded in that time, at most"""
 
@@ -50,13 +54,16 @@ class Connection(asyncio.Protocol):
         "_body",
         "_buffer",
         "_connections",
+        "_descriptor",
         "_exchange",
         "_held",
         "_lingered",
         "_lingering",
         "_paused",
+        "_reading",
         "_reservation",
         "_searched",
+        "_throttled",
         "_transport",
         "_used",
         "_write_paused",
@@ -77,9 +84,12 @@ class Connection(asyncio.Protocol):
         self._asgi: AsgiCycle | None = None
         self._reservation: Reservation | None = None
         """memory of the buffer while a request is in progress"""
+        self._descriptor = -1
+        """of the socket; -1 if there is none"""
         self._held = b""
         """to be sent at the end of the loop's iteration"""
-        self._paused = self._write_paused = self._lingering = self._used = False
+        self._paused = self._write_paused = self._lingering = self._used = self._throttled = False
+        self._reading = True
         self._lingered = 0
         self.deadline = math.inf
         """when the current wait ends"""
@@ -91,6 +101,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the first request."""
         self._transport = cast(asyncio.Transport, transport)
+        opened = transport.get_extra_info("socket")
+        self._descriptor = -1 if opened is None else opened.fileno()
         # uvloop delays small writes to the end of the loop iteration, unless they exceed the high-water mark.
         self._transport.set_write_buffer_limits(high=0)
         refusal = self._connections.opened(self)
@@ -101,6 +113,10 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse a request, continue its body, or keep the data until the current request is answered."""
+        if len(data) >= _LARGE_READ and not self._throttled:
+            self._throttled = True
+            self._update_reading()
+            self._connections.throttle(self)
         if self._lingering:
             self._lingered += len(data)
             if self._lingered > _LINGER_BYTES:
@@ -118,6 +134,7 @@ class Connection(asyncio.Protocol):
         """Report the disconnect to the request in progress."""
         self._connections.active.discard(self)
         self.deadline = math.inf
+        self._descriptor = -1
         self._lingering = True  # ignores what is still delivered
         self._buffer = self._held = b""
         self._release()
@@ -151,6 +168,11 @@ class Connection(asyncio.Protocol):
                 self._asgi.wake()
 
     # Called by `Connections` and the server
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """The connection's transport."""
+        return self._transport
 
     @property
     def is_waiting(self) -> bool:
@@ -207,7 +229,7 @@ class Connection(asyncio.Protocol):
         """Send what was held until the end of the loop's iteration."""
         if self._held:
             held, self._held = self._held, b""
-            self._transport.write(held)
+            self._send(held)
 
     def close(self) -> None:
         """Close the connection after what was written is sent."""
@@ -223,8 +245,13 @@ class Connection(asyncio.Protocol):
     def _next_request(self) -> None:
         """Parse the head at the start of the buffer and start its request, or wait for the rest of the head."""
         buffer = self._buffer
-        if (empty_lines := _EMPTY_LINES.match(buffer)) is not None:  # some clients end a body with a line end
-            buffer = self._buffer = buffer[empty_lines.end() :]
+        if buffer.startswith(b"\r\n"):  # some clients end a body with a line end
+            if buffer.startswith(_EMPTY_LINES):
+                self._refuse(Refusal(400, MALFORMED, "The request begins with too many empty lines."))
+                return
+            while buffer.startswith(b"\r\n"):
+                buffer = buffer[2:]
+            self._buffer = buffer
         end = buffer.find(b"\r\n\r\n", self._searched) + 4
         max_bytes = self._connections.limits.head_bytes
         if end < 4 or end > max_bytes:
@@ -259,7 +286,7 @@ class Connection(asyncio.Protocol):
             return
         if not answered:
             self._asgi = AsgiCycle(self, exchange, connections, self._app_state)
-            self._asgi.start(self._transport)
+            connections.run_asgi(self._asgi.start)
 
     def _continue(self) -> None:
         """Start the next request if it has arrived, else go on reading."""
@@ -410,7 +437,19 @@ class Connection(asyncio.Protocol):
             self._held = data
             self._connections.hold(self)
         else:
-            self._transport.write(data)
+            self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        """Write to the socket directly; what it does not take goes to the transport, which is slower."""
+        if not self._write_paused and self._descriptor >= 0 and not self._transport.is_closing():
+            try:
+                sent = os.write(self._descriptor, data)
+            except OSError:  # the socket takes nothing now, or the connection is broken: the transport finds out
+                sent = 0
+            if sent == len(data):
+                return
+            data = data[sent:]
+        self._transport.write(data)
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer with an error and close the connection."""
@@ -431,9 +470,8 @@ class Connection(asyncio.Protocol):
         self.deadline = self._connections.now + seconds
         if self._transport.is_closing():
             return
-        if self._paused:
-            self._paused = False
-            self._transport.resume_reading()
+        self._paused = False
+        self._update_reading()
         try:
             self._transport.write_eof()
         except (OSError, RuntimeError):  # the client has closed the connection already
@@ -453,9 +491,8 @@ class Connection(asyncio.Protocol):
             self._connections.on_close(BODY_MEMORY)
             self.abort()
             return
-        if not self._paused and not self._transport.is_closing():
-            self._paused = True
-            self._transport.pause_reading()
+        self._paused = True
+        self._update_reading()
 
     def _pause_or_resume(self) -> None:
         """While a request is in progress, read on unless data waits behind it: only then is a disconnect noticed."""
@@ -468,8 +505,21 @@ class Connection(asyncio.Protocol):
         if self._paused:
             self._paused = False
             self._release()
-            if not self._transport.is_closing():
+            self._update_reading()
+
+    def unthrottle(self) -> None:
+        """Read on after a large read."""
+        self._throttled = False
+        self._update_reading()
+
+    def _update_reading(self) -> None:
+        reading = not self._paused and not self._throttled
+        if reading != self._reading and not self._transport.is_closing():
+            self._reading = reading
+            if reading:
                 self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
 
     def _release(self) -> None:
         if self._reservation is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ SWEEP_SECONDS = 0.1
 """interval between checks of all timeouts; a timer per request would cost more than parsing it"""
 _EVICT_SECONDS = 1.0
 """connections that waited at least this long for a request are closed if there are too many"""
+_LARGE_READS = 4
+"""connections with large reads that are read in one iteration of the loop: at most about 1 MB"""
 _REFUSED_AT_ONCE = 128
 """connections above the limit that get a reply; further ones are reset"""
 
@@ -63,6 +66,10 @@ class Connections:
         self.direct: Callable[[Any], bool] | None = getattr(self.app, "direct", None)
         self._evictable: list[Connection] = []
         self._held: list[Connection] = []
+        self._throttled: deque[Connection] = deque()
+        self._asgi_started = False
+        """whether a request was started in this iteration of the loop"""
+        self._asgi_starts: deque[Callable[[], None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
@@ -90,8 +97,42 @@ class Connections:
         """End all requests in progress with an error: the server's grace period is over."""
         for connection in list(self.active):
             connection.cancel()
+        while self._asgi_starts:
+            self._asgi_starts.popleft()()
         for task in list(self.tasks):
             task.cancel()
+
+    def throttle(self, connection: "Connection") -> None:
+        """Let a connection that sends faster than it is read go on in one of the next iterations of the loop.
+
+        libuv would read up to 8 MB of one connection, and of every other one, before anything else is done.
+        """
+        if not self._throttled:
+            assert self._loop is not None
+            self._loop.call_soon(self._unthrottle)
+        self._throttled.append(connection)
+
+    def _unthrottle(self) -> None:
+        for _ in range(min(_LARGE_READS, len(self._throttled))):
+            self._throttled.popleft().unthrottle()
+        if self._throttled:
+            assert self._loop is not None
+            self._loop.call_soon(self._unthrottle)
+
+    def run_asgi(self, start: Callable[[], None]) -> None:
+        """Start an ASGI request: one per iteration of the loop, because a route takes far longer than to read a request."""
+        if self._asgi_started:
+            self._asgi_starts.append(start)
+            return
+        self._asgi_started = True
+        assert self._loop is not None
+        self._loop.call_soon(self._start_next_asgi)
+        start()
+
+    def _start_next_asgi(self) -> None:
+        self._asgi_started = False
+        if self._asgi_starts:
+            self.run_asgi(self._asgi_starts.popleft())
 
     def hold(self, connection: "Connection") -> None:
         """Send what a connection has to send at the end of this iteration of the loop.

@@ -57,9 +57,9 @@ def warm_up() -> None:
     Image.init()
 
 
-def preprocess(data: bytes, spec: InputSpec, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
-    """Convert the bytes of an image file to a model's input, (H, W, C)."""
-    return conform(decode(data, max_pixels=max_pixels), spec)
+def preprocess(data: bytes, spec: InputSpec, *, max_pixels: int = MAX_PIXELS, quick: bool = False) -> NDArray[np.uint8]:
+    """Convert the bytes of an image file to a model's input, (H, W, C); `quick` as in `decode`."""
+    return conform(decode(data, max_pixels=max_pixels, quick=quick), spec)
 
 
 def preprocess_array(array: NDArray[np.uint8], spec: InputSpec, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
@@ -86,16 +86,17 @@ def preprocess_batch(images: NDArray[np.uint8], spec: InputSpec) -> NDArray[np.u
     return result
 
 
-def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def decode(data: bytes, *, max_pixels: int = MAX_PIXELS, quick: bool = False) -> Image.Image:
     """Decode an image file and apply its EXIF orientation; raises ImageError, and no other error, whatever the bytes are.
 
-    The limits on pixels and on decoding cost are checked before any pixel is decoded.
+    The limits on pixels and on decoding cost are checked before any pixel is decoded. `quick`: the caller knows that
+    `decodes_quickly` is true.
     """
     if not data:
         raise ImageError(f"The image has 0 bytes; send a {ACCEPTED} file.", reason="malformed")
     try:
         with _ignore_pillow_warnings:
-            if not decodes_quickly(data):
+            if not (quick or decodes_quickly(data)):
                 check_file_limits(data)
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             _check_pixels(image.width, image.height, max_pixels)

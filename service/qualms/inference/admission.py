@@ -34,7 +34,8 @@ class Admission:
         self._clock = clock
         self.rows_waiting = 0
         """rows in the queue; the batcher changes it under its lock"""
-        self._rows_decoding = 0
+        self._rows_decoding = self._requests_decoding = 0
+        """in the decoding pool"""
         self._decode_seconds = 0.0
         """moving average for one image in the decoding pool"""
         self._running_until = 0.0
@@ -52,15 +53,18 @@ class Admission:
         full, rest = divmod(rows, max_batch)
         return full * cost(max_batch) + (cost(rest) if rest else 0.0)
 
-    def predicted_wait(self, rows: int) -> float:
-        """Seconds until `rows` more would be answered."""
-        return self._wait(rows, self._rows_ahead(), self._clock())
+    def predicted_wait(self, rows: int, *, decode: bool = False) -> float:
+        """Seconds until `rows` more would be answered; `decode`: they are to be decoded in the pool first."""
+        return self._wait(rows, self._rows_ahead(decode), self._clock(), decode)
 
-    def retry_after(self, rows: int, deadline: float) -> int | None:
-        """None if `rows` more can be answered before `deadline`, else whole seconds after which to retry."""
-        ahead, now = self._rows_ahead(), self._clock()
+    def retry_after(self, rows: int, deadline: float, *, decode: bool = False) -> int | None:
+        """None if `rows` more can be answered before `deadline`, else whole seconds after which to retry.
+
+        `decode`: they are to be decoded in the pool first. Others do not wait for the images in the pool.
+        """
+        ahead, now = self._rows_ahead(decode), self._clock()
         factor = _SAFETY_FACTOR if ahead or self._running_until else 1.0
-        late = now + factor * self._wait(rows, ahead, now) - deadline
+        late = now + factor * self._wait(rows, ahead, now, decode) - deadline
         return None if late <= 0 else max(1, math.ceil(late))
 
     @property
@@ -71,10 +75,12 @@ class Admission:
     def decode_started(self, rows: int) -> None:
         """Count `rows` that the decoding pool is working on."""
         self._rows_decoding += rows
+        self._requests_decoding += 1
 
     def decode_ended(self, rows: int, seconds: float | None) -> None:
         """`seconds` is the time spent decoding, or None if it failed."""
         self._rows_decoding -= rows
+        self._requests_decoding -= 1
         if seconds is not None:
             self._decode_seconds += _ADAPTATION * (seconds / rows - self._decode_seconds)
 
@@ -108,11 +114,13 @@ class Admission:
         """Nothing is waiting, so the time until the next request does not count as slowdown."""
         self._busy_since = 0.0
 
-    def _rows_ahead(self) -> int:
-        """Rows before a new request: waiting, being decoded, or read but not queued yet."""
-        return max(self.rows_waiting + self._rows_decoding, self._in_progress() - 1)
+    def _rows_ahead(self, decode: bool) -> int:
+        """Rows before a new request: waiting, or read but not queued yet; with `decode` also those in the pool."""
+        if decode:
+            return max(self.rows_waiting + self._rows_decoding, self._in_progress() - 1)
+        return max(self.rows_waiting, self._in_progress() - self._requests_decoding - 1)
 
-    def _wait(self, rows: int, ahead: int, now: float) -> float:
+    def _wait(self, rows: int, ahead: int, now: float, decode: bool) -> float:
         """Seconds until `rows` more would be answered after the `ahead` rows before them.
 
         The slowdown is ignored for a request that would run alone, because only its run can show that the slowdown has
@@ -121,7 +129,7 @@ class Admission:
         queued = self.cost(ahead + rows)
         if not ahead and not self._running_until:
             return queued
-        decoding = self._rows_decoding * self._decode_seconds / self._decode_threads
+        decoding = self._rows_decoding * self._decode_seconds / self._decode_threads if decode else 0.0
         return decoding + max(0.0, self._running_until - now) + self._slowdown * queued
 
 

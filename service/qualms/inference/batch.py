@@ -77,16 +77,14 @@ class Batch:
     """(N, H, W, C)"""
     cache: dict[object, Any] = field(default_factory=dict)
     """values computed once for the whole batch, for example the verdicts at an operating point"""
+    rows: int = field(init=False)
+    """images in all runs"""
+    seconds: float = field(init=False)
+    """duration of all runs"""
 
-    @property
-    def rows(self) -> int:
-        """Images in all runs."""
-        return sum(rows for rows, _ in self.runs)
-
-    @property
-    def seconds(self) -> float:
-        """Duration of all runs."""
-        return sum(seconds for _, seconds in self.runs)
+    def __post_init__(self) -> None:
+        self.rows = sum(rows for rows, _ in self.runs)
+        self.seconds = sum(seconds for _, seconds in self.runs)
 
 
 @dataclass(slots=True)

@@ -69,7 +69,8 @@ class Batcher:
         """Start the runner's thread; `done` callbacks run on the current event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
-        yield_to_other_threads()
+        if self._engine.cost(self._engine.max_batch) > self._short_seconds:  # long runs are made on the thread
+            yield_to_other_threads()
 
     async def stop(self) -> None:
         """Run all admitted requests, then end the thread."""
@@ -83,14 +84,16 @@ class Batcher:
         """Rows in the queue."""
         return self.admission.rows_waiting
 
-    def retry_after(self, rows: int, deadline: float) -> int | None:
+    def retry_after(self, rows: int, deadline: float, *, decode: bool = False) -> int | None:
         """None if `rows` more can be answered before `deadline`, else seconds after which to retry; Draining while stopping.
+
+        `decode`: they are to be decoded in the pool first.
 
         The caller sends the refusal. Once all requests of this loop iteration are answered, the loop may pause.
         """
         if self._stopping:
             raise Draining
-        seconds = self.admission.retry_after(rows, deadline)
+        seconds = self.admission.retry_after(rows, deadline, decode=decode)
         if seconds is not None and self.admission.queue_is_full and not self._thread_idle:
             assert self._loop is not None
             self._pause.schedule(self._loop)
@@ -255,15 +258,15 @@ class Batcher:
         for job in dropped:
             assert job.dropped_for is not None
             job.done(job.dropped_for)
-        start = 0
-        for job in jobs:
-            if isinstance(result, Exception):
+        if isinstance(result, Exception):
+            for job in jobs:
                 job.done(result)
-            elif result is not None:
-                waited = result.started - job.queued - job.decode_seconds
-                job.done(Answer(result, start, job.rows, waited, job.decode_seconds))
-            start += job.rows
-        if isinstance(result, Batch):
+        elif result is not None:
+            start, started = 0, result.started
+            for job in jobs:
+                rows, seconds = job.rows, job.decode_seconds
+                job.done(Answer(result, start, rows, started - job.queued - seconds, seconds))
+                start += rows
             assert self._loop is not None
             self._single = False
             self._loop.call_soon(self._count, result, len(jobs) == 1)  # after the replies are sent

@@ -7,7 +7,9 @@ All state belongs to the registry that is passed in.
 """
 
 import math
+import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from itertools import accumulate
@@ -40,15 +42,45 @@ _MAX_PENDING_ROWS = 256
 _MAX_PENDING_BATCHES = 16
 """pending batches are counted when either number is reached; counting more at once would delay a request for too long"""
 OPEN_METRICS = "application/openmetrics-text"
+EXPOSITIONS_PER_SECOND = 10
+_MAX_FORMATS = 8
 
 
 def expose(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
     """The registry's text in the format of an Accept header, and its content type."""
-    try:
-        encode, content_type = choose_encoder(accept)
-    except TypeError:  # a version that is not a number
-        encode, content_type = generate_latest, CONTENT_TYPE_PLAIN_0_0_4
+    encode, content_type = _encoder(accept)
     return encode(_WithoutCreated(registry)), content_type
+
+
+def _encoder(accept: str) -> tuple[Any, str]:
+    try:
+        return choose_encoder(accept)
+    except TypeError:  # a version that is not a number
+        return generate_latest, CONTENT_TYPE_PLAIN_0_0_4
+
+
+class LimitedExposition:
+    """The registry's text, made at most some ten times a second: it takes milliseconds, in which no request is answered."""
+
+    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
+        self._registry = registry
+        self._clock = clock
+        self._made: deque[float] = deque(maxlen=EXPOSITIONS_PER_SECOND)
+        """times of the last expositions"""
+        self._last: dict[str, tuple[bytes, str]] = {}
+        """the last exposition by content type"""
+
+    def __call__(self, accept: str) -> tuple[bytes, str]:
+        """The text in the format of an Accept header, and its content type; at most about a second old."""
+        now = self._clock()
+        if len(self._made) == EXPOSITIONS_PER_SECOND and now - self._made[0] < 1.0:
+            content_type = _encoder(accept)[1]
+            if content_type in self._last:
+                return self._last[content_type]
+        self._made.append(now)
+        text = expose(self._registry, accept)
+        self._last = {**self._last, text[1]: text} if len(self._last) < _MAX_FORMATS else {text[1]: text}
+        return text
 
 
 class _WithoutCreated(Collector):

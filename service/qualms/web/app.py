@@ -19,7 +19,7 @@ from qualms.errors import QualmsError
 from qualms.http1.exchange import Exchange
 from qualms.http1.messages import REASONS as PROTOCOL_REASONS
 from qualms.images.preprocess import warm_up
-from qualms.inference.cpu import available_cores
+from qualms.inference.cpu import available_cores, lower_priority
 from qualms.inference.engine import Engine
 from qualms.inference.memory import available_memory
 from qualms.settings import Settings
@@ -56,7 +56,7 @@ def create_app(
     metrics = ServiceMetrics(registry, STATUSES, REASONS, PROTOCOL_REASONS)
     metrics.export(lambda: state.connections(), lambda: state.bodies.used, dropped)  # noqa: PLW0108  # the server sets it later
     decode_threads = settings.decode_threads or available_cores()
-    pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="qualms-decode")
+    pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="qualms-decode", initializer=lower_priority)
     bundle = open_bundle(resolve_model(settings.model))
 
     @asynccontextmanager

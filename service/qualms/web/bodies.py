@@ -32,6 +32,8 @@ MEDIA_TYPES = (*RAW_IMAGE_TYPES, MULTIPART, JSON)
 """accepted values of Content-Type"""
 
 _ACCEPTED = ", ".join(MEDIA_TYPES)
+_USUAL_TYPES = frozenset({b"image/png", b"image/jpeg", b"application/octet-stream"})
+"""values of the header that need no parsing"""
 
 
 async def read_body(
@@ -66,6 +68,8 @@ def parse_images(content_type: bytes, body: bytes, limits: Limits) -> list[Image
         raise Problem.refused(Kind.MALFORMED, None, "The body is empty", f"at least one image, as {_ACCEPTED}")
     if len(body) > limits.body_bytes:
         raise _too_large(limits.body_bytes)
+    if content_type in _USUAL_TYPES:
+        return [body]
     media_type = content_type.partition(b";")[0].strip().lower().decode("latin-1")
     if media_type.startswith("image/") or media_type in RAW_IMAGE_TYPES:
         return [body]

@@ -24,6 +24,7 @@ from qualms.web.reply import DEFAULT_QUERY, Query
 EXPLAIN = "explain"
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SCORE = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_MAX_QUERY_BYTES = 2048
 _MAX_NUMBER_LENGTH = 32
 """characters; accepted queries are cached, so they must be short"""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -100,7 +101,12 @@ HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def parse_query(raw: bytes) -> Query:
     """The query that a raw query string (without the question mark) contains."""
-    return _parse(raw) if raw else DEFAULT_QUERY
+    if not raw:
+        return DEFAULT_QUERY
+    if len(raw) > _MAX_QUERY_BYTES:
+        what, accepted = f"The query string has {len(raw):,} bytes", f"at most {_MAX_QUERY_BYTES:,} bytes"
+        raise Problem.refused(Kind.INVALID, None, what, accepted)
+    return _parse(raw)
 
 
 @lru_cache(maxsize=1024)

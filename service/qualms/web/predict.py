@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from qualms.web.bodies import ImageInput, Limits, parse_images, read_body
 from qualms.web.parameters import EXPLAIN, parse_query, parse_request_id, parse_timeout
 from qualms.web.problems import PREDICT_KINDS, Kind, Problem, from_error, overloaded_reply, send_reply
 from qualms.web.reply import DEFAULT_QUERY
+from qualms.web.served_model import ServedModel
 from qualms.web.state import ServiceState
 
 PATH = "/predict"
@@ -75,9 +76,7 @@ class PredictHandler:
         head = exchange.head
         if head.path != PATH or head.method != "POST":
             return False
-        request = PredictCall(
-            self, head.fields, exchange.is_disconnected, exchange.reply, release_body=exchange.release_body
-        )
+        request = PredictCall(self, head.fields, exchange)
         exchange.on_cancel = request.cancel
         if request.parse_head(head.query):
             exchange.read_body(self.limits.body_bytes, request.timeout, request.answer, request.refuse)
@@ -86,27 +85,21 @@ class PredictHandler:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request over ASGI."""
-        replies: list[Reply | None] = []
-        replied = asyncio.Event()
-
-        def respond(reply: Reply | None) -> None:
-            replies.append(reply)
-            replied.set()
-
         headers = dict(scope["headers"])
         memory = Reservation(self.state.bodies)
-        request = PredictCall(self, headers, lambda: False, respond, release_body=memory.release)
+        channel = _AsgiChannel(memory)
+        request = PredictCall(self, headers, channel)
         try:
             if request.parse_head(scope["query_string"]):
                 request.just_admitted = False
                 request.answer(await self._read(headers, receive, request.timeout, memory))
-            await replied.wait()
+            await channel.replied.wait()
         except (Exception, asyncio.CancelledError) as error:
             request.fail(error)
         finally:
             memory.release()
-        if replies[0] is not None:
-            await send_reply(send, replies[0])
+        if channel.result is not None:
+            await send_reply(send, channel.result)
 
     async def _read(self, headers: Mapping[bytes, bytes], receive: Any, timeout: float, memory: Reservation) -> bytes:
         """The body, which must arrive within the request's timeout."""
@@ -145,52 +138,54 @@ class PredictHandler:
         return kind.reason if kind else None
 
 
+class Channel(Protocol):
+    """The way back to the client: an `Exchange` of our own server, or `_AsgiChannel`."""
+
+    disconnected: bool
+    """whether the client has disconnected"""
+
+    def reply(self, reply: Reply | None) -> None:
+        """Called once, with the reply, or with None if the client has disconnected."""
+
+    def release_body(self) -> None:
+        """Called when the body is decoded, so that its memory is free for others."""
+
+
+class _AsgiChannel:
+    """The way back to the client of another server, which does not report disconnects before the reply."""
+
+    disconnected = False
+
+    def __init__(self, memory: Reservation) -> None:
+        self.result: Reply | None = None
+        self.replied = asyncio.Event()
+        self.release_body = memory.release
+
+    def reply(self, reply: Reply | None) -> None:
+        self.result = reply
+        self.replied.set()
+
+
 class PredictCall:
-    """One request. `respond` is called once, with the reply, or with None if the client has disconnected."""
+    """One request."""
 
-    __slots__ = (
-        "_decode_seconds",
-        "_disconnected",
-        "_encodings",
-        "_finished",
-        "_handler",
-        "_headers",
-        "_inline_inputs",
-        "_model",
-        "_query",
-        "_release_body",
-        "_respond",
-        "_started",
-        "id",
-        "just_admitted",
-        "timeout",
-    )
+    # Defaults of the class instead of slots: most requests set few of them.
+    timeout = 0.0
+    just_admitted = False
+    """whether the body follows `parse_head` at once: a request for one image is then not admitted again"""
+    _model: ServedModel
+    _query = DEFAULT_QUERY
+    _decode_seconds = 0.0
+    _inline_inputs: list[ImageInput] | None = None
+    _encodings: list[ObservedEncoding] | None = None
+    _finished = False
 
-    def __init__(
-        self,
-        handler: PredictHandler,
-        headers: Mapping[bytes, bytes],
-        disconnected: Callable[[], bool],
-        respond: Callable[[Reply | None], None],
-        *,
-        release_body: Callable[[], None],
-    ) -> None:
-        """`release_body` is called when the body is decoded, so that its memory is free for others."""
+    def __init__(self, handler: PredictHandler, headers: Mapping[bytes, bytes], channel: Channel) -> None:
         self._handler = handler
         self._headers = headers
-        self._disconnected = disconnected
-        self._respond = respond
-        self._release_body = release_body
+        self._channel = channel
         self._started = time.monotonic()
-        self._decode_seconds = 0.0
-        self._inline_inputs: list[ImageInput] | None = None
-        self._encodings: list[ObservedEncoding] = []
-        self._finished = False
-        self._query = DEFAULT_QUERY
         self.id = parse_request_id(headers)
-        self.timeout = 0.0
-        self.just_admitted = False
-        """whether the body follows `parse_head` at once: a request for one image is then not admitted again"""
 
     def parse_head(self, query: bytes) -> bool:
         """Check readiness, query, headers and the queue; False if the request was answered here.
@@ -251,10 +246,13 @@ class PredictCall:
         """Answer with 503, because the server's grace period is over."""
         self.fail(asyncio.CancelledError())
 
-    def _admit(self, rows: int) -> bool:
-        """Whether the queue can answer `rows` images before the deadline; else the request is refused here."""
+    def _admit(self, rows: int, *, decode: bool = False) -> bool:
+        """Whether the queue can answer `rows` images before the deadline; else the request is refused here.
+
+        `decode`: they are to be decoded in the pool first.
+        """
         batcher = self._model.batcher
-        retry_after = batcher.retry_after(rows, self._started + self.timeout)
+        retry_after = batcher.retry_after(rows, self._started + self.timeout, decode=decode)
         if retry_after is None:
             return True
         needed = batcher.admission.cost(rows)
@@ -269,13 +267,14 @@ class PredictCall:
             return
         if self._query is not DEFAULT_QUERY:
             self._model.writer.check(self._query)  # an unsupported query costs no inference
+        if not _decode_inline(inputs):
+            if self._admit(len(inputs), decode=True):
+                self._decode_in_pool(inputs)
+            return
         if len(inputs) > admitted_rows and not self._admit(len(inputs)):
             return
-        if not _decode_inline(inputs):
-            self._decode_in_pool(inputs)
-            return
         max_pixels = min(INLINE_PIXELS, self._handler.settings.max_pixels)
-        decode = partial(decode_images, inputs, self._model.bundle.manifest.input, max_pixels)
+        decode = partial(decode_images, inputs, self._model.bundle.manifest.input, max_pixels, quick=True)
         self._inline_inputs = inputs
         self._model.batcher.queue(decode, len(inputs), self._started + self.timeout, self._is_disconnected, self._done)
 
@@ -286,7 +285,7 @@ class PredictCall:
         admission = self._model.batcher.admission
 
         def decoded(result: tuple[list[NDArray[np.uint8]], list[ObservedEncoding], float]) -> None:
-            self._release_body()
+            self._channel.release_body()
             images, self._encodings, self._decode_seconds = result
             admission.decode_ended(rows, self._decode_seconds)
             if not self._finished and self._admit(rows):
@@ -315,7 +314,7 @@ class PredictCall:
         asyncio.get_running_loop().run_in_executor(self._handler.pool, work).add_done_callback(finished)
 
     def _is_disconnected(self) -> bool:
-        return self._finished or self._disconnected()
+        return self._finished or self._channel.disconnected
 
     def _done(self, result: Answer | Exception) -> None:
         """Write the reply to a request whose images were run."""
@@ -326,7 +325,7 @@ class PredictCall:
             return
         decode_seconds = self._decode_seconds + result.decode_seconds
         spec = self._model.bundle.manifest.input
-        encodings = self._encodings or [observe(image, spec) for image in self._inline_inputs or []]
+        encodings = self._encodings or [observe(image, spec) for image in self._inline_inputs or ()]
         try:
             body = self._model.writer.write(result, self._query, self.id, encodings)
         except Exception as error:
@@ -349,28 +348,31 @@ class PredictCall:
             self.fail(error)
             return
         try:
-            if self._admit(len(inputs)):
+            if self._admit(len(inputs), decode=True):
                 self._decode_in_pool(inputs)
         except Exception as failure:
             self.fail(failure)
 
     def _finish(self, status: int, kind: Kind | None, reply: Reply | None) -> None:
         self._finished = True
-        self._respond(reply)
+        self._channel.reply(reply)
         self._handler.count(status, kind, self._started, self.id)
 
 
 def decode_images(
-    inputs: list[ImageInput], spec: InputSpec, max_pixels: int, deadline: float = math.inf
+    inputs: list[ImageInput], spec: InputSpec, max_pixels: int, deadline: float = math.inf, *, quick: bool = False
 ) -> list[NDArray[np.uint8]]:
-    """Every image as the model's input, (H, W, C); a Problem names the image by its index."""
+    """Every image as the model's input, (H, W, C); a Problem names the image by its index.
+
+    `quick`: all files are known to decode quickly.
+    """
     images = []
     for index, image in enumerate(inputs):
-        if time.monotonic() > deadline:  # it waited too long for a thread of the pool
+        if deadline != math.inf and time.monotonic() > deadline:  # it waited too long for a thread of the pool
             raise Expired
         try:
             if isinstance(image, bytes):
-                images.append(preprocess(image, spec, max_pixels=max_pixels))
+                images.append(preprocess(image, spec, max_pixels=max_pixels, quick=quick))
             else:
                 images.append(preprocess_array(image, spec, max_pixels=max_pixels))
         except ImageError as error:

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
 from qualms.bundle.manifest import Manifest
-from qualms.telemetry.metrics import OPEN_METRICS, expose
+from qualms.telemetry.metrics import OPEN_METRICS, LimitedExposition
 from qualms.web.openapi import problem_response
 from qualms.web.predict import PATH as PREDICT_PATH
 from qualms.web.problems import MEDIA_TYPE, Kind, Problem, from_error, quoted
@@ -39,6 +39,8 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -
     not_ready: Responses = {503: problem_response("Loading or stopping.")}
     unknown: Responses = {404: problem_response("No such model.")}
     exposition: Responses = {200: {"content": {OPEN_METRICS: {"schema": {"type": "string"}}}}}
+
+    limited = LimitedExposition(registry)
 
     @app.get("/livez", tags=["health"], summary="Is the process alive?", response_model=Status)
     @app.get("/healthz", tags=["health"], include_in_schema=False)
@@ -75,7 +77,7 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -
 
     @app.get("/metrics", tags=["health"], response_class=PlainTextResponse, responses=exposition)
     async def metrics(request: Request) -> Response:
-        body, content_type = expose(registry, request.headers.get("accept", ""))
+        body, content_type = limited(request.headers.get("accept", ""))
         return Response(body, media_type=None, headers={"content-type": content_type})
 
     @app.exception_handler(HTTPException)

@@ -324,7 +324,7 @@ async def test_a_closing_connection_is_reset_after_a_moment_or_too_much_data() -
     wire.send(get("/", "Connection: close"))
     app.answer()
     wire.send(*(70 * [bytes(2**20)]))
-    await server.settle()
+    await server.settle(300)
     assert wire.aborted
     assert server.connections.active == set()
 

@@ -228,6 +228,7 @@ async def test_bodies_that_exceed_the_memory_are_429_and_others_go_on(pieces: in
     assert refusal is not None
     assert (refusal.status, refusal.reason) == (429, "body_memory")
     app.waiting.pop().reply(reply("full", 429, close=True))
+    await server.settle()
     first.send(post(body)[200_000:])
     assert app.bodies == [body]
     app.waiting[0].release_body()
@@ -244,6 +245,7 @@ async def test_memory_of_a_body_is_released_by_the_reply_or_the_disconnect() -> 
     assert server.connections.memory.used == 300_000 - FREE_BYTES
     app.answer()
     assert server.connections.memory.used == 0
+    await server.settle()
     wire.send(post(bytes(300_000))[:250_000])
     app.read(app.waiting[0])
     assert server.connections.memory.used > 0

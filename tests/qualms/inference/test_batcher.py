@@ -3,6 +3,7 @@
 import asyncio
 import math
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import count
@@ -290,7 +291,8 @@ def test_running_waiting_and_decoding_rows_count_against_the_deadline(clock: Clo
         waiting = submit(batcher, images(2, 3, 4), FAR, connected)
         assert batcher.admission.predicted_wait(1) == 0.75 + 4.0
         batcher.admission.decode_started(2)
-        assert batcher.admission.predicted_wait(1) == 0.75 + 4.0 + 2.0
+        assert batcher.admission.predicted_wait(1, decode=True) == 0.75 + 4.0 + 2.0
+        assert batcher.admission.predicted_wait(1) == 0.75 + 4.0, "it does not wait for the images in the pool"
         batcher.admission.decode_ended(2, None)
         with pytest.raises(RefusedError):
             submit(batcher, images(5), clock.now + 4.7, connected)
@@ -400,7 +402,7 @@ def test_time_without_work_is_not_slowness_on_the_event_loop_either(clock: Clock
             await waiting
             clock.now += 10.0
         batcher.admission.decode_started(1)
-        assert batcher.admission.predicted_wait(1) == pytest.approx(2 * engine.cost(1))
+        assert batcher.admission.predicted_wait(1, decode=True) == pytest.approx(2 * engine.cost(1))
 
     play(engine, scene, short_seconds=1.0, in_progress=lambda: others[0])
 
@@ -466,12 +468,11 @@ def test_images_in_the_decoding_pool_add_to_the_predicted_wait() -> None:
         for _ in range(100):
             batcher.admission.decode_started(2)
             batcher.admission.decode_ended(2, 4.0)
-        assert batcher.admission.predicted_wait(1) == before, "nothing is being decoded"
+        assert batcher.admission.predicted_wait(1, decode=True) == before, "nothing is being decoded"
         batcher.admission.decode_started(3)
-        assert batcher.admission.predicted_wait(1) == pytest.approx(3 * 2.0 / 2, rel=0.01)
-        with pytest.raises(RefusedError) as refused:
-            admit(batcher, 1, 2.5)
-        assert refused.value.retry_after == 4, "with the safety factor of 1.5"
+        assert batcher.admission.predicted_wait(1, decode=True) == pytest.approx(3 * 2.0 / 2, rel=0.01)
+        assert batcher.retry_after(1, 2.5, decode=True) is not None
+        assert batcher.retry_after(1, 2.5) is None, "small images do not wait for those in the pool"
         batcher.admission.decode_ended(3, None)
         assert batcher.admission.predicted_wait(1) == before
 

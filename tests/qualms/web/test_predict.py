@@ -158,8 +158,8 @@ def decode_threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The name of the thread that decoded the images of each request."""
     names: list[str] = []
 
-    def recorded(*arguments: Any) -> Any:
-        images = decode_images(*arguments)
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        images = decode_images(*arguments, **options)
         names.append(threading.current_thread().name)
         return images
 
@@ -607,9 +607,9 @@ def test_predictions_are_503_while_the_model_is_loading(
 ) -> None:
     loading = threading.Event()
 
-    def wait(*arguments: Any) -> Any:
+    def wait(*arguments: Any, **options: Any) -> Any:
         assert loading.wait(TIMEOUT)
-        return Engine(*arguments)
+        return Engine(*arguments, **options)
 
     monkeypatch.setattr("qualms.web.app.Engine", wait)
     client = start_service(ready=False)
@@ -633,7 +633,7 @@ def test_predictions_are_503_while_the_model_is_loading(
 def test_a_model_that_cannot_be_loaded_is_never_ready_and_reports_the_reason(
     start_service: Start, monkeypatch: pytest.MonkeyPatch, until: Until, error: Exception, detail: str
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise error
 
     state = ServiceState()
