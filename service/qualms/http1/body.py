@@ -9,6 +9,9 @@ FREE_BYTES = 64 * 1024
 """the first bytes of each body do not count: large uploads must not block small requests"""
 
 
+_SMALL_PIECE = 4096
+
+
 class BodyMemory:
     """The memory that all bodies together may use, from their arrival until they are decoded."""
 
@@ -52,6 +55,33 @@ class Reservation:
         self._bytes = 0
 
 
+class _Pieces:
+    """Collects data: large pieces are kept and joined once, small ones are joined as they arrive, because each has a cost."""
+
+    __slots__ = ("_large", "_small", "size")
+
+    def __init__(self) -> None:
+        self._large: list[bytes] = []
+        self._small = bytearray()
+        self.size = 0
+
+    def add(self, data: bytes) -> None:
+        """Add a piece."""
+        self.size += len(data)
+        if len(data) < _SMALL_PIECE and len(self._small) < FREE_BYTES:
+            self._small += data
+            return
+        if self._small:
+            self._large.append(bytes(self._small))
+            self._small.clear()
+        self._large.append(data)
+
+    def join(self) -> bytes:
+        """All pieces; the collection is empty afterwards."""
+        large, self._large = self._large, []
+        return b"".join((*large, self._small))
+
+
 class BodyReader:
     """Collects the body of one request from the pieces that a connection receives."""
 
@@ -59,6 +89,7 @@ class BodyReader:
         "_decoder",
         "_length",
         "_max_bytes",
+        "_pieces",
         "_reservation",
         "_seconds",
         "_then",
@@ -83,7 +114,9 @@ class BodyReader:
         self._length = length
         self._max_bytes = max_bytes
         self._decoder = ChunkedDecoder() if length is None else None
-        self._unread = bytearray() if length is not None else b""
+        self._unread = b""
+        """the beginning of a chunk's line"""
+        self._pieces = _Pieces()
         self._reservation = reservation
         self._then = then
         self._seconds = seconds
@@ -98,7 +131,7 @@ class BodyReader:
             return self._feed_sized(data, self._length)
         assert self._decoder is not None
         try:
-            rest, again = self._decoder.feed(bytes(self._unread) + data)
+            rest, again = self._decoder.feed(self._unread + data)
         except ChunkError as error:
             raise Refusal(400, MALFORMED, f"{error}.") from None
         body = self._decoder.body
@@ -111,14 +144,14 @@ class BodyReader:
         return rest, False, lambda: then(bytes(body))
 
     def _feed_sized(self, data: bytes, length: int) -> tuple[bytes, bool, Callable[[], None] | None]:
-        assert isinstance(self._unread, bytearray)
-        missing = length - len(self._unread)
-        self._check(min(length, len(self._unread) + len(data)))
-        self._unread += data if len(data) <= missing else memoryview(data)[:missing]
+        pieces = self._pieces
+        missing = length - pieces.size
+        self._check(min(length, pieces.size + len(data)))
+        pieces.add(data if len(data) <= missing else data[:missing])
         if len(data) < missing:
             return b"", False, None
-        body, self._unread, then = self._unread, bytearray(), self._then
-        return data[missing:], False, lambda: then(bytes(body))
+        then = self._then
+        return data[missing:], False, lambda: then(pieces.join())
 
     def _check(self, size: int, undecoded: int = 0) -> None:
         if size > self._max_bytes:

@@ -33,6 +33,9 @@ MAX_PIXELS = 2**26
 MAX_ASPECT_RATIO = 16
 """With `shorter_side`: longer images are cropped to this aspect ratio before they are resized, to limit memory."""
 
+_STRIP_PIXELS = 2**19
+_STRIP_MODES = ("L", "LA", "RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
+"""modes of images whose pixels are converted one by one, so that a part of the image can be converted by itself"""
 _SIGNATURES = (PNG_SIGNATURE, JPEG_SIGNATURE, b"BM", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"II+\0")
 RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -124,9 +127,12 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS, quick: bool = False) ->
 def conform(image: Image.Image, spec: InputSpec) -> NDArray[np.uint8]:
     """Convert an image of any mode and size to a model's colour mode and size, (H, W, C)."""
     try:
-        flat = flatten(image)
-        if flat.mode != spec.colour:
-            flat = flat.convert(spec.colour)
+        if image.width * image.height > _STRIP_PIXELS and image.mode in _STRIP_MODES:
+            flat = _flatten_in_strips(image, spec.colour)
+        else:
+            flat = flatten(image)
+            if flat.mode != spec.colour:
+                flat = flat.convert(spec.colour)
     except ImageError:
         raise
     except Exception as error:  # a missing or short palette is detected only here
@@ -139,6 +145,18 @@ def conform(image: Image.Image, spec: InputSpec) -> NDArray[np.uint8]:
     elif flat.size != size:
         flat = ImageOps.fit(flat, size, method) if spec.fit == "crop" else flat.resize(size, method)
     return np.array(flat).reshape(spec.shape)
+
+
+def _flatten_in_strips(image: Image.Image, colour: str) -> Image.Image:
+    """As `flatten` and `convert`, in strips: Pillow holds the interpreter's lock meanwhile, and other requests would wait."""
+    if image.mode == colour and not image.has_transparency_data:
+        return image
+    result = Image.new(colour, image.size)
+    height = max(1, _STRIP_PIXELS // image.width)
+    for top in range(0, image.height, height):
+        strip = image.crop((0, top, image.width, min(image.height, top + height)))
+        result.paste(flatten(strip).convert(colour), (0, top))
+    return result
 
 
 def _fits(shape: tuple[int, ...], spec: InputSpec) -> bool:

@@ -100,6 +100,7 @@ class ReplyWriter:
         self._model = ModelId(name=manifest.name, version=manifest.version, digest=bundle.digest).model_dump()
         self._builder = ResultBuilder(manifest, output_names)
         self._decider = decider
+        self._sizes = decider.sizes
         self._output_names = output_names
 
     def outputs(self, batch: Batch) -> dict[str, NDArray[Any]]:
@@ -134,8 +135,10 @@ class ReplyWriter:
 
     def write(self, answer: Answer, query: Query, request_id: str, encodings: Sequence[ObservedEncoding] = ()) -> bytes:
         """The JSON body for one request, whose images have these encodings."""
-        self.encodings(answer.batch).update(enumerate(encodings, start=answer.start))
-        if self._decider.sizes and encodings:
+        known = self.encodings(answer.batch)
+        for row, encoding in enumerate(encodings, answer.start):
+            known[row] = encoding
+        if self._sizes and encodings:
             results = self._results_by_size(answer, query, encodings)
         else:
             _, rows, nested = self._decide(answer.batch, query)

@@ -7,7 +7,7 @@ import struct
 import threading
 import warnings
 import zlib
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -328,3 +328,20 @@ def test_concurrent_decoding_restores_the_warning_filters() -> None:
 def test_a_pickled_image_error_has_its_reason() -> None:
     error = pickle.loads(pickle.dumps(ImageError("Too large.", reason="too_large")))
     assert (str(error), error.reason) == ("Too large.", "too_large")
+
+
+@pytest.mark.parametrize("colour", ["L", "RGB"])
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "P", "CMYK", "YCbCr"])
+def test_large_images_are_converted_in_strips_to_the_same_pixels(
+    mode: str, colour: Literal["L", "RGB"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (61, 47, 4), np.uint8)
+    pixels[5, 5:9] = pixels[0, 0]
+    image = Image.fromarray(pixels)
+    image = image.convert(mode) if mode in ("L", "LA", "RGB", "RGBA") else image.convert("RGB").convert(mode)
+    if mode in ("P", "RGB", "L"):
+        image.info["transparency"] = image.getpixel((5, 5))
+    spec = InputSpec(height=61, width=47, colour=colour)
+    whole = conform(image, spec)
+    monkeypatch.setattr("qualms.images.preprocess._STRIP_PIXELS", 500)
+    assert (conform(image, spec) == whole).all()

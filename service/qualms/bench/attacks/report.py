@@ -55,13 +55,13 @@ def print_attacks(alone: ClientResult, results: Sequence[AttackResult], console:
     table.add_column("attack", no_wrap=True)
     for header in ("sent", "failed", "p50\nms", "p99\nms", "peak\nMB", "after\nMB"):
         table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("the attacker got")
-    table.add_column("result")
+    table.add_column("result", no_wrap=True)
+    table.add_column("the attacker got", no_wrap=True, overflow="ellipsis")
     table.add_row("none", *_client(alone))
     for result in results:
         faults = f"FAIL: {', '.join(result.faults)}" if result.faults else "pass"
         memory = (_megabytes(result.peak), _megabytes(result.after))
-        table.add_row(result.attack.name, *_client(result.client), *memory, describe(result.counts), faults)
+        table.add_row(result.attack.name, *_client(result.client), *memory, faults, describe(result.counts))
     console.print(table)
     passed = sum(not result.faults for result in results)
     console.print(
