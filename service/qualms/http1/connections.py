@@ -17,8 +17,8 @@ SWEEP_SECONDS = 0.1
 """interval between checks of all timeouts; a timer per request would cost more than parsing it"""
 _EVICT_SECONDS = 1.0
 """connections that waited at least this long for a request are closed if there are too many"""
-_LARGE_READS = 4
-"""connections with large reads that are read in one iteration of the loop: at most about 1 MB"""
+_LARGE_READS = 1
+"""connections with large reads that are read in one iteration of the loop, 256 kB each"""
 _REFUSED_AT_ONCE = 128
 """connections above the limit that get a reply; further ones are reset"""
 

@@ -33,6 +33,8 @@ MAX_PIXELS = 2**26
 MAX_ASPECT_RATIO = 16
 """With `shorter_side`: longer images are cropped to this aspect ratio before they are resized, to limit memory."""
 
+_KEPT_BLOCKS = 4
+"""blocks of 16 MB that Pillow keeps"""
 _STRIP_PIXELS = 2**19
 _STRIP_MODES = ("L", "LA", "RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 """modes of images whose pixels are converted one by one, so that a part of the image can be converted by itself"""
@@ -56,8 +58,12 @@ _TRANSPOSE_FOR_ORIENTATION = {
 
 
 def warm_up() -> None:
-    """Load Pillow's decoders now, so that the first image is not delayed."""
+    """Load Pillow's decoders now, so that the first image is not delayed, and let Pillow keep some memory.
+
+    Without that, the kernel clears the memory of every large image anew, and for tens of milliseconds no other thread runs.
+    """
     Image.init()
+    Image.core.set_blocks_max(_KEPT_BLOCKS)
 
 
 def preprocess(data: bytes, spec: InputSpec, *, max_pixels: int = MAX_PIXELS, quick: bool = False) -> NDArray[np.uint8]:

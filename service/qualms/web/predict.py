@@ -393,10 +393,10 @@ def _decode_inline(inputs: list[ImageInput]) -> bool:
     """Whether decoding on the event loop is fast, as far as the bytes show."""
     size = 0
     for image in inputs:
-        if not isinstance(image, bytes):
-            size += image.nbytes
-        elif decodes_quickly(image):
+        if isinstance(image, bytes):
             size += len(image)
+            if size > INLINE_BYTES or not decodes_quickly(image):
+                return False
         else:
-            return False
+            size += image.nbytes
     return size <= INLINE_BYTES

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import count
