@@ -63,7 +63,7 @@ def warm_up() -> None:
     Without that, the kernel clears the memory of every large image anew, and for tens of milliseconds no other thread runs.
     """
     Image.init()
-    Image.core.set_blocks_max(_KEPT_BLOCKS)
+    Image.core.set_blocks_max(_KEPT_BLOCKS)  # type: ignore[attr-defined]  # documented, but not typed
 
 
 def preprocess(data: bytes, spec: InputSpec, *, max_pixels: int = MAX_PIXELS, quick: bool = False) -> NDArray[np.uint8]:
