@@ -6,7 +6,7 @@ only cuts and joins bytes: the graph and its SHA-256 do not change, and recalibr
 
 from typing import Final, NamedTuple
 
-from qualms.bundle.protobuf import BYTES, MalformedError, bytes_field, fields
+from qualms.bundle.checks.protobuf import BYTES, MalformedError, bytes_field, fields
 from qualms.errors import BundleError
 
 MANIFEST_KEY = "qualms.manifest"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from qualms.bundle.checks.graph_checks import check_graph
 from qualms.bundle.container import Container, pack, unpack
-from qualms.bundle.graph_checks import check_graph
 from qualms.bundle.manifest import Manifest
 from qualms.errors import BundleError
 from qualms.files import write_bytes

@@ -7,8 +7,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from qualms.bundle.arrays import Float32Array
 from qualms.bundle.calibration_data import Calibration, PairedScores
+from qualms.bundle.checks.manifest_text import parse_object
 from qualms.bundle.evaluation_results import Evaluation
-from qualms.bundle.manifest_text import parse_object
 from qualms.bundle.parts import (
     Fraction,
     FreeObject,

@@ -1,6 +1,6 @@
 """Open ONNX Runtime sessions whose memory is bounded.
 
-Memory that a graph claims is allocated in three ways: initializers in the file are checked by `qualms.bundle.graph_checks`,
+Memory that a graph claims is allocated in three ways: initializers in the file are checked by `qualms.bundle.checks.graph_checks`,
 constants that are computed while the graph is loaded are limited by FOLDING_BYTES, and everything that a run computes comes
 from an arena, which can be limited.
 """
@@ -9,8 +9,8 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any, Final
 
-from qualms.bundle.graph_messages import Message, messages
-from qualms.bundle.protobuf import BYTES, MalformedError, fields
+from qualms.bundle.checks.graph_messages import Message, messages
+from qualms.bundle.checks.protobuf import BYTES, MalformedError, fields
 from qualms.errors import first_line
 
 FOLDING_BYTES: Final = 512 * 2**20

@@ -41,13 +41,12 @@ class AsgiCycle:
         self._chunked = False
         self._close = False
 
-    def start(self) -> None:
+    def start(self, transport: asyncio.BaseTransport) -> None:
         """Run the application in a task."""
         if self._exchange.disconnected:
             self._complete = True
             self._connection.finish(self._exchange, close=True)
             return
-        transport = self._connection.transport
         head = self._exchange.head
         scope = {
             "type": "http",

@@ -10,35 +10,30 @@ import logging
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from qualms.http1.asgi import AsgiCycle
 from qualms.http1.body import FREE_BYTES, BodyReader, Reservation, memory_used_up, too_large
 from qualms.http1.connections import Connections
 from qualms.http1.exchange import Exchange, Failed
-from qualms.http1.head import parse_head
+from qualms.http1.head import head_too_large, parse_head, skip_empty_lines
 from qualms.http1.messages import (
     BODY_MEMORY,
-    CLOSE,
     CONTINUE,
     EVICTED,
     HEAD_TIMEOUT,
-    HEAD_TOO_LARGE,
-    MALFORMED,
     SEND_TIMEOUT,
-    STATUS_LINES,
     STOPPING,
-    URL_TOO_LONG,
     Head,
     Refusal,
     Reply,
+    encode_reply,
 )
 
 _log = logging.getLogger("qualms.http1")
 LINGER_SECONDS = 2.0
 """time in which the client's remaining data is discarded after the last reply"""
-_EMPTY_LINES = 8 * b"\r\n"
-"""more empty lines before a request than any client sends"""
 _LARGE_READ = 128 * 1024
 """a read of at least this size is followed by others before the next read of this connection"""
 _LINGER_BYTES = 64 * 2**20
@@ -170,11 +165,6 @@ class Connection(asyncio.Protocol):
     # Called by `Connections` and the server
 
     @property
-    def transport(self) -> asyncio.Transport:
-        """The connection's transport."""
-        return self._transport
-
-    @property
     def is_waiting(self) -> bool:
         """Whether no request is in progress."""
         return self._exchange is None and not self._lingering
@@ -245,18 +235,17 @@ class Connection(asyncio.Protocol):
     def _next_request(self) -> None:
         """Parse the head at the start of the buffer and start its request, or wait for the rest of the head."""
         buffer = self._buffer
-        if buffer.startswith(b"\r\n"):  # some clients end a body with a line end
-            if buffer.startswith(_EMPTY_LINES):
-                self._refuse(Refusal(400, MALFORMED, "The request begins with too many empty lines."))
+        if buffer.startswith(b"\r\n"):
+            try:
+                buffer = self._buffer = skip_empty_lines(buffer)
+            except Refusal as refusal:
+                self._refuse(refusal)
                 return
-            while buffer.startswith(b"\r\n"):
-                buffer = buffer[2:]
-            self._buffer = buffer
         end = buffer.find(b"\r\n\r\n", self._searched) + 4
         max_bytes = self._connections.limits.head_bytes
         if end < 4 or end > max_bytes:
             if len(buffer) > max_bytes:
-                self._refuse(_head_too_large(buffer, max_bytes))
+                self._refuse(head_too_large(buffer, max_bytes))
                 return
             if buffer and not self._searched:  # the head has begun
                 self._wait(self._connections.limits.head_seconds)
@@ -286,7 +275,7 @@ class Connection(asyncio.Protocol):
             return
         if not answered:
             self._asgi = AsgiCycle(self, exchange, connections, self._app_state)
-            connections.run_asgi(self._asgi.start)
+            connections.run_asgi(partial(self._asgi.start, self._transport))
 
     def _continue(self) -> None:
         """Start the next request if it has arrived, else go on reading."""
@@ -331,7 +320,7 @@ class Connection(asyncio.Protocol):
             self._receive_body(data)
             return
         if exchange.head.expects_continue:
-            self._write(CONTINUE)
+            self.write(CONTINUE)
         self._resume_reading()
 
     def _receive_body(self, data: bytes) -> None:
@@ -374,16 +363,9 @@ class Connection(asyncio.Protocol):
             self.finish(exchange, close=True)
             return
         close = self.closes(exchange, close=reply.close)
-        parts = [STATUS_LINES[reply.status], self._connections.default_headers]
-        for name, value in reply.headers:
-            parts += (name, b": ", value, b"\r\n")
-        if close:
-            parts.append(b"connection: close\r\n")
-        elif exchange.head.version == "1.0":
-            parts.append(b"connection: keep-alive\r\n")
-        parts += (b"\r\n", reply.body)
+        data = encode_reply(reply, self._connections.default_headers, exchange.head.version, close=close)
         self._connections.in_progress -= 1
-        self._write(b"".join(parts))
+        self.write(data)
         self._connections.in_progress += 1
         self.finish(exchange, close=close)
 
@@ -396,10 +378,6 @@ class Connection(asyncio.Protocol):
             return length is None or self._body is not None or len(self._buffer) < length
         return False
 
-    def write(self, data: bytes) -> None:
-        """Send a part of a reply."""
-        self._write(data)
-
     @property
     def write_paused(self) -> bool:
         """Whether the client has not read what was sent to it."""
@@ -410,8 +388,7 @@ class Connection(asyncio.Protocol):
         if self._body is not None and self._exchange is exchange:
             self._take_body()
         self._connections.in_progress -= 1
-        exchange.release_body()
-        exchange.on_cancel = _nothing  # breaks a reference cycle
+        exchange.end()
         if self._exchange is not exchange:
             return
         self._exchange = self._asgi = None
@@ -429,7 +406,7 @@ class Connection(asyncio.Protocol):
             elif self._paused:
                 self._resume_reading()
 
-    def _write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """Send at once, or at the end of the loop's iteration if other replies are due."""
         if self._held:
             self._held += data
@@ -453,10 +430,8 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer with an error and close the connection."""
-        reply = self._connections.refuse(refusal)
-        headers = b"".join(b"%b: %b\r\n" % header for header in (*reply.headers, CLOSE))
-        head = b"%b%b%b\r\n" % (STATUS_LINES[reply.status], self._connections.default_headers, headers)
-        self._transport.write(self._held + head + reply.body)
+        data = encode_reply(self._connections.refuse(refusal), self._connections.default_headers, "1.1", close=True)
+        self._transport.write(self._held + data)
         self._held = b""
         self._linger()
 
@@ -524,15 +499,3 @@ class Connection(asyncio.Protocol):
     def _release(self) -> None:
         if self._reservation is not None:
             self._reservation.release()
-
-
-def _head_too_large(buffer: bytes, max_bytes: int) -> Refusal:
-    if b"\r\n" not in buffer[:max_bytes]:
-        accepted = f"a first line of at most {max_bytes:,} bytes"
-        return Refusal(414, URL_TOO_LONG, f"The URL is too long; accepted: {accepted}.", accepted)
-    accepted = f"at most {max_bytes:,} bytes"
-    return Refusal(431, HEAD_TOO_LARGE, f"The head of the request is too large; accepted: {accepted}.", accepted)
-
-
-def _nothing() -> None:
-    pass

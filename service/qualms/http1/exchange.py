@@ -53,9 +53,10 @@ class Exchange:
         if self._reservation is not None:
             self._reservation.release()
 
-    def is_disconnected(self) -> bool:
-        """Whether the client has disconnected."""
-        return self.disconnected
+    def end(self) -> None:
+        """Called by the connection when the reply was sent."""
+        self.release_body()
+        self.on_cancel = _nothing  # breaks a reference cycle
 
     def reply(self, reply: Reply | None) -> None:
         """Send the whole reply; None if there is none, because the client has disconnected. A second reply is ignored."""

@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from qualms.http1.messages import HEAD_TOO_LARGE, MALFORMED, UNSUPPORTED, Head, Refusal
+from qualms.http1.messages import HEAD_TOO_LARGE, MALFORMED, UNSUPPORTED, URL_TOO_LONG, Head, Refusal
 
 MAX_HEADERS = 256
 _MAX_LENGTH_DIGITS = 18
@@ -23,6 +23,8 @@ _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:%\[\]-]*")
 _ABSOLUTE = re.compile(rb"https?://[^/?@]+(?=[/?]|\Z)", re.IGNORECASE)
 """scheme and host, which must not be empty or contain a user (RFC 9110, 4.2)"""
 _TRAILING_SPACE = re.compile(rb"(?<=[^ \t\n])[ \t]++\r\n")
+_EMPTY_LINES = 8 * b"\r\n"
+"""more empty lines before a request than any client sends"""
 _SINGLE = (b"host", b"content-length", b"transfer-encoding")
 """headers of which a request may have one"""
 
@@ -48,6 +50,24 @@ def parse_head(data: bytes) -> Head:
         keep_alive = b"close" not in stripped and (keep_alive or b"keep-alive" in stripped)
     length = _body_length(fields, version)
     return Head(method, target, path, query, version, headers, fields, keep_alive, length)
+
+
+def skip_empty_lines(data: bytes) -> bytes:
+    """Data without the empty lines at its start, which some clients send after a body; Refusal if they are too many."""
+    if data.startswith(_EMPTY_LINES):
+        raise _malformed("The request begins with too many empty lines")
+    while data.startswith(b"\r\n"):
+        data = data[2:]
+    return data
+
+
+def head_too_large(data: bytes, max_bytes: int) -> Refusal:
+    """The refusal of a head that does not end within `max_bytes`."""
+    if b"\r\n" not in data[:max_bytes]:
+        accepted = f"a first line of at most {max_bytes:,} bytes"
+        return Refusal(414, URL_TOO_LONG, f"The URL is too long; accepted: {accepted}.", accepted)
+    accepted = f"at most {max_bytes:,} bytes"
+    return Refusal(431, HEAD_TOO_LARGE, f"The head of the request is too large; accepted: {accepted}.", accepted)
 
 
 def _parse_line(line: bytes) -> tuple[str, bytes, str, bytes, str]:

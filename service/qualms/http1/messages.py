@@ -83,3 +83,16 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 def status_line(status: int) -> bytes:
     """The first line of a reply."""
     return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+def encode_reply(reply: Reply, default_headers: bytes, version: str, *, close: bool) -> bytes:
+    """The bytes of a whole reply to a request in an HTTP version, after which the connection is closed or not."""
+    parts = [STATUS_LINES[reply.status], default_headers]
+    for name, value in reply.headers:
+        parts += (name, b": ", value, b"\r\n")
+    if close:
+        parts.append(b"connection: close\r\n")
+    elif version == "1.0":
+        parts.append(b"connection: keep-alive\r\n")
+    parts += (b"\r\n", reply.body)
+    return b"".join(parts)

@@ -12,7 +12,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
-from qualms.web.bodies import JSON, MULTIPART, RAW_IMAGE_TYPES
+from qualms.web.bodies.parsing import JSON, MULTIPART, RAW_IMAGE_TYPES
 from qualms.web.parameters import HEADERS, QUERY_PARAMETERS
 from qualms.web.predict import PATH as PREDICT_PATH
 from qualms.web.problems import MEDIA_TYPE, PREDICT_KINDS, Kind, ProblemReply

@@ -31,7 +31,7 @@ from qualms.inference.batch import Answer, ClientDisconnected, Draining, Expired
 from qualms.settings import Settings
 from qualms.telemetry.logs import Throttle, access
 from qualms.telemetry.metrics import ServiceMetrics
-from qualms.web.bodies import ImageInput, Limits, parse_images, read_body
+from qualms.web.bodies.parsing import ImageInput, Limits, parse_images, read_body
 from qualms.web.parameters import EXPLAIN, parse_query, parse_request_id, parse_timeout
 from qualms.web.problems import PREDICT_KINDS, Kind, Problem, from_error, overloaded_reply, send_reply
 from qualms.web.reply import DEFAULT_QUERY

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qualms.bundle import container
+from qualms.bundle.checks.protobuf import bytes_field
 from qualms.bundle.container import MANIFEST_KEY, Container, pack, unpack
-from qualms.bundle.protobuf import bytes_field
 from qualms.bundle.runtime import GraphRunner
 from qualms.errors import BundleError
 

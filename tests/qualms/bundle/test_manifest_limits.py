@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from qualms.bundle import manifest as manifest_module
-from qualms.bundle import manifest_text
+from qualms.bundle.checks import manifest_text
 from qualms.bundle.manifest import Manifest
 from qualms.errors import BundleError
 from qualms.images.input_spec import InputSpec

@@ -367,7 +367,7 @@ async def test_a_disconnect_during_an_upload_is_reported_once() -> None:
     exchange = app.waiting[0]
     app.read(exchange)
     wire.disconnect()
-    assert (app.failures, exchange.is_disconnected()) == ([None], True)
+    assert (app.failures, exchange.disconnected) == ([None], True)
     exchange.reply(None)
     await server.advance(100.0)
     assert app.failures == [None]
@@ -380,7 +380,7 @@ async def test_a_disconnect_while_a_request_waits_is_visible_and_its_late_reply_
     wire.send(post(b"hello") + get("/never"))
     app.read(app.waiting[0])
     wire.disconnect()
-    assert app.waiting[0].is_disconnected()
+    assert app.waiting[0].disconnected
     app.answer()
     await server.settle()
     assert (wire.sent, app.paths) == (b"", [])

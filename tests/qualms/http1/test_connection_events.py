@@ -106,7 +106,7 @@ class Events:
     def reply(self, exchange: Exchange) -> None:
         self.app.waiting.remove(exchange)
         self._answered.append(exchange)
-        exchange.reply(None if exchange.is_disconnected() else reply("done"))
+        exchange.reply(None if exchange.disconnected else reply("done"))
 
     async def end(self) -> None:
         """All clients disconnect, and all requests end."""

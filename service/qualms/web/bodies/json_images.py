@@ -18,9 +18,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from qualms.web.body_limits import ImageInput, Limits, too_many_images
-from qualms.web.json_pixels import PixelArray, not_pixels, outside_range, rows_differ, wrong_shape
-from qualms.web.json_structure import (
+from qualms.web.bodies.json_pixels import PixelArray, not_pixels, outside_range, rows_differ, wrong_shape
+from qualms.web.bodies.json_structure import (
     JSON_FORM,
     TYPE_NAMES,
     WHITESPACE,
@@ -32,6 +31,7 @@ from qualms.web.json_structure import (
     strip_end,
     type_at,
 )
+from qualms.web.bodies.limits import ImageInput, Limits, too_many_images
 from qualms.web.problems import Kind, Problem, quoted
 
 SLICE_BYTES = 2**16

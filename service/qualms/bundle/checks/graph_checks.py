@@ -8,8 +8,8 @@ which `qualms.bundle.sessions` limits.
 import math
 from typing import Final
 
-from qualms.bundle.graph_messages import Message, messages
-from qualms.bundle.protobuf import BYTES, VARINT, Field, MalformedError, read_varint
+from qualms.bundle.checks.graph_messages import Message, messages
+from qualms.bundle.checks.protobuf import BYTES, VARINT, Field, MalformedError, read_varint
 from qualms.errors import BundleError
 
 MAX_UNPACKED_BYTES: Final = 16 * 2**20

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from qualms.web.body_limits import Limits
+from qualms.web.bodies.limits import Limits
 from qualms.web.problems import Kind, Problem
 
 JSON_FORM = '{"images": [...]}, each image a base64 string of an image file or an array of pixels'

@@ -5,7 +5,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from qualms.web.json_structure import TYPE_NAMES, not_json, scalar_at, type_at
+from qualms.web.bodies.json_structure import TYPE_NAMES, not_json, scalar_at, type_at
 from qualms.web.problems import Kind, Problem
 
 PIXELS = "whole numbers from 0 to 255, as an array of shape H×W or H×W×C with C = 1, 3 or 4"

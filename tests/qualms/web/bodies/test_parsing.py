@@ -15,7 +15,7 @@ from starlette.types import Receive
 from qualms.images.input_spec import InputSpec
 from qualms.images.preprocess import preprocess_array
 from qualms.inference.batch import ClientDisconnected
-from qualms.web.bodies import ImageInput, Limits, parse_images, read_body
+from qualms.web.bodies.parsing import ImageInput, Limits, parse_images, read_body
 from qualms.web.problems import Problem
 
 LIMITS = Limits(body_bytes=2**24, images=4, json_depth=16)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from starlette.types import Receive
 
 from qualms.inference.batch import ClientDisconnected
-from qualms.web.body_limits import ImageInput, Limits
-from qualms.web.json_images import parse_json
-from qualms.web.multipart_images import parse_multipart
+from qualms.web.bodies.json_images import parse_json
+from qualms.web.bodies.limits import ImageInput, Limits
+from qualms.web.bodies.multipart_images import parse_multipart
 from qualms.web.problems import Kind, Problem, quoted
 
 __all__ = [

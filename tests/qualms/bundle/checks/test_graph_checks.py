@@ -8,11 +8,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from qualms.bundle import embedded, graph_checks, graph_messages
+from qualms.bundle import embedded
+from qualms.bundle.checks import graph_checks, graph_messages
+from qualms.bundle.checks.graph_checks import check_graph
+from qualms.bundle.checks.graph_messages import CHILDREN, MAX_DEPTH
+from qualms.bundle.checks.protobuf import bytes_field
 from qualms.bundle.container import unpack
-from qualms.bundle.graph_checks import check_graph
-from qualms.bundle.graph_messages import CHILDREN, MAX_DEPTH
-from qualms.bundle.protobuf import bytes_field
 from qualms.errors import BundleError
 
 EXTERNAL = TensorProto(name="far", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)

@@ -8,7 +8,7 @@ of up to a hundred times the size of an empty message.
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from qualms.bundle.protobuf import BYTES, Field, MalformedError, fields
+from qualms.bundle.checks.protobuf import BYTES, Field, MalformedError, fields
 
 MAX_FIELDS: Final = 500_000
 """fields of all messages of a model; a vision transformer of 2,000 nodes has about 50,000"""
@@ -51,7 +51,7 @@ CHILDREN: Final[dict[str, dict[int, Child]]] = {
     "annotation": {2: Child("entry")},
     **{kind: {} for kind in ("operator set", "entry", "segment", "dimension")},
 }
-"""By kind of message: the fields that hold messages. Fields that `qualms.bundle.graph_checks` refuses are not listed."""
+"""By kind of message: the fields that hold messages. Fields that `qualms.bundle.checks.graph_checks` refuses are not listed."""
 
 
 class Message(NamedTuple):

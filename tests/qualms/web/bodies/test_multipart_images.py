@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qualms.web.body_limits import Limits
-from qualms.web.multipart_images import (
+from qualms.web.bodies.limits import Limits
+from qualms.web.bodies.multipart_images import (
     MAX_CONTENT_TYPE,
     MAX_OPTIONS,
     MAX_PART_HEADER_BYTES,

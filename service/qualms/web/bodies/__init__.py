@@ -1,0 +1,1 @@
+"""Parse the body of a prediction into images: files, forms, and JSON."""
