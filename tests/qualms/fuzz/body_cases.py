@@ -195,7 +195,7 @@ def broken_form(rng: Random) -> Request:
         + b"\r\n--edge--\r\n"
     )
     data = np.frombuffer(body, np.uint8).copy()
-    positions = rng.integers(0, 100, rng.integers(0, 4))
+    positions = rng.integers(0, min(100, len(data)), rng.integers(0, 4))
     data[positions] = rng.integers(0, 256, len(positions), np.uint8)
     return raw(data[: rng.integers(1, len(data) + 1)].tobytes(), "multipart/form-data; boundary=edge")
 
