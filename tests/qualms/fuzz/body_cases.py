@@ -49,7 +49,13 @@ def body_case(seed: int, number: int) -> Case:
 
 
 def image_file(rng: Random, kind: str | None = None) -> bytes:
-    """A valid image file of random size, mode and format."""
+    """A valid image file of random size, mode and format: one of some thousands, because to draw one takes most of the time."""
+    return _draw(int(rng.integers(4096)), kind)
+
+
+@cache
+def _draw(number: int, kind: str | None) -> bytes:
+    rng = np.random.default_rng(number)
     height, width = rng.integers(1, 60, 2)
     pixels = rng.integers(0, 256, (height, width, 3), np.uint8)
     image = Image.fromarray(pixels)
