@@ -46,6 +46,8 @@ class ReplyReader:
 
         Raises h11.RemoteProtocolError if the bytes are not a reply.
         """
+        if not data and self._before and self._reply is None:
+            return None  # h11 refuses a close after 100 Continue, which a request that is never completed may get
         self._connection.receive_data(data)
         while True:
             event = self._connection.next_event()

@@ -50,7 +50,7 @@ _NOT_HOST = re.compile(rb"[^A-Za-z0-9\-._~!$&'()*+,;=%:\[\]]")
 _HOST = re.compile(rb"(?:[A-Za-z0-9\-._~!$&'()*+;=]|%[0-9A-Fa-f]{2})+(?::[0-9]*)?|\[[0-9A-Fa-f:.]+\](?::[0-9]*)?")
 _LENGTHS = re.compile(rb"^content-length[ \t]*:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _FRAMING_FIELD = re.compile(rb"^(?:content-length|transfer-encoding|host)[ \t]*:", re.IGNORECASE | re.MULTILINE)
-_TARGET_FORM = re.compile(rb"/|https?://[^/?]", re.IGNORECASE)
+_TARGET_FORM = re.compile(rb"/|https?://[^/?@]+(?:[/?]|$)", re.IGNORECASE)
 _TARGET = re.compile(rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=:@/?\[\]]|%[0-9A-Fa-f]{2})*")
 _TOKEN = rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+"
 _CHUNK_LINE = re.compile(
