@@ -37,6 +37,7 @@ def importing(tmp_path: Path) -> Iterator[Start]:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
+                    preexec_fn=_default_sigint,
                 )
             )
             stack.callback(process.kill)
@@ -45,6 +46,11 @@ def importing(tmp_path: Path) -> Iterator[Start]:
             return process
 
         yield start
+
+
+def _default_sigint() -> None:
+    """A shell ignores SIGINT for commands in the background, and their children inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def finished(process: Process) -> tuple[int, str]:
