@@ -37,7 +37,7 @@ def importing(tmp_path: Path) -> Iterator[Start]:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
-                    preexec_fn=_default_sigint,
+                    preexec_fn=_default_sigint,  # noqa: PLW1509  # it only sets a signal
                 )
             )
             stack.callback(process.kill)
