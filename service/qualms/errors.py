@@ -38,7 +38,7 @@ class ImageError(QualmsError):
     """The bytes or the array are not an image the model accepts; `reason` is the kind of problem."""
 
     def __init__(
-        self, message: str, *, reason: Literal["malformed", "unsupported", "too_large", "shape"] = "malformed"
+        self, message: str, *, reason: Literal["malformed", "unsupported", "too_large", "costly", "shape"] = "malformed"
     ) -> None:
         super().__init__(message)
         self.reason = reason

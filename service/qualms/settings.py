@@ -46,7 +46,8 @@ class Settings(BaseSettings):
         None, description="Number of ONNX Runtime threads; if unset, the number of available cores."
     )
     decode_threads: Count | None = Field(
-        None, description="Number of image decoding threads; if unset, the number of available cores."
+        None,
+        description="Number of image decoding threads, and of worker processes; if unset, the number of available cores.",
     )
     max_batch: Count = Field(
         64,
@@ -85,6 +86,15 @@ class Settings(BaseSettings):
         "least max_body_bytes.",
     )
     max_pixels: Count = Field(2**24, description="Maximum number of pixels in an image, checked before decoding.")
+    max_side: Count = Field(
+        2**14, description="Maximum width and height of an image in pixels, checked before decoding."
+    )
+    max_decode_bytes: Count = Field(
+        default_factory=lambda: min(448 * 2**20, available_memory() // 3),
+        description="Maximum estimated memory of all images that are being decoded; three quarters of it for worker "
+        "processes, which decode everything but plain JPEG and small PNG files. If unset, 448 MiB, or a third of the "
+        "container's memory if that is less.",
+    )
     max_images: Count = Field(64, description="Maximum number of images in one request.")
     max_json_numbers: Count = Field(2**22, description="Maximum number of pixel values in a JSON body.")
     max_json_depth: int = Field(16, description="Maximum nesting depth of a JSON body; pixel arrays need 5.", ge=5)

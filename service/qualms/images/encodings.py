@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image, ImageEnhance
 
 from qualms.errors import EncodingError
-from qualms.images.preprocess import MAX_PIXELS, RESAMPLING, flatten
+from qualms.images.pillow_decoder import MAX_PIXELS, RESAMPLING, flatten
 
 FORMATS = {"png": "PNG", "bmp": "BMP", "tiff": "TIFF", "gif": "GIF", "jpeg": "JPEG", "webp": "WEBP"}
 """file formats by step, each with Pillow's name"""

@@ -9,6 +9,10 @@ MAX_PIXELS: Final = 2**20
 _MAX_SHORTER_SIDE = 4
 """times the longer side of the input; usual is up to 1.5, and the memory of a long image grows with its square"""
 
+_MIN_SCALED_RATIO = 2
+"""times the longer side of the input: resizing then averages over enough pixels to hide how they were decoded"""
+_MIN_SCALED_SIDE = 64
+
 
 class InputSpec(BaseModel):
     """Description of a model's input, shared by training, calibration and serving."""
@@ -24,6 +28,10 @@ class InputSpec(BaseModel):
     shorter_side: int | None = Field(None, gt=0, le=4096, exclude_if=lambda side: side is None)
     """With `crop`: length of the shorter side before the centre crop, as in torchvision's Resize and CenterCrop. None is
     not written to the manifest, so that older services can read the bundle."""
+
+    scaled_jpeg: bool = Field(False, exclude_if=lambda scaled: not scaled)
+    """Whether JPEG files far larger than the input are decoded at 1/2, 1/4 or 1/8 of their size, which is faster and changes
+    the pixels slightly. False is not written to the manifest, so that older services can read the bundle."""
 
     @model_validator(mode="after")
     def _check_pixels(self) -> Self:
@@ -56,6 +64,13 @@ class InputSpec(BaseModel):
     def channels(self) -> int:
         """3 for RGB, 1 for L."""
         return 3 if self.colour == "RGB" else 1
+
+    @property
+    def min_jpeg_side(self) -> int | None:
+        """With `scaled_jpeg`: the shorter side that a JPEG must have when it is decoded, else None."""
+        if not self.scaled_jpeg:
+            return None
+        return max(_MIN_SCALED_SIDE, _MIN_SCALED_RATIO * max(self.shorter_side or 0, self.height, self.width))
 
     @property
     def shape(self) -> tuple[int, int, int]:

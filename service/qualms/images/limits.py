@@ -2,7 +2,7 @@
 
 Pillow trusts the headers of a file, so these limits are checked before it decodes. `check_file_limits` checks the raw
 bytes of PNG, JPEG and TIFF files, `check_decoder_limits` an opened TIFF or BMP image. The limit on pixels
-is an argument: `QUALMS_MAX_PIXELS` in the service, else `qualms.images.preprocess.MAX_PIXELS`.
+is an argument: `QUALMS_MAX_PIXELS` in the service, else `qualms.images.pillow_decoder.MAX_PIXELS`.
 """
 
 import re
@@ -32,18 +32,14 @@ MAX_BMP_RLE_PIXELS = 2**21
 
 PNG_SIGNATURE, JPEG_SIGNATURE = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 TIFF_BYTE_ORDERS = (b"II", b"MM")
-_MAX_SIMPLE_PARTS = 32
-"""Maximum number of chunks or segments that `decodes_quickly` reads."""
 _MAX_HEADER_SEGMENTS = 256
 """Maximum number of segments that `jpeg_headers` reads; photographs with long profiles have about fifty."""
 
-_PNG_SIMPLE_CHUNKS = frozenset(b"IHDR PLTE tRNS IDAT IEND gAMA cHRM sRGB sBIT bKGD pHYs tIME".split())
 _PNG_COMPRESSED_CHUNKS = frozenset(b"zTXt iTXt iCCP".split())
 _unpack_png_chunk_header = struct.Struct(">I4s").unpack_from
 
-_SOF0, _DHT, _EOI, _SOS, _DQT, _DRI, _APP0, _APP14 = 0xFFC0, 0xFFC4, 0xFFD9, 0xFFDA, 0xFFDB, 0xFFDD, 0xFFE0, 0xFFEE
+_SOF0, _EOI, _SOS = 0xFFC0, 0xFFD9, 0xFFDA
 _FILL = 0xFFFF
-_JPEG_BASELINE_SEGMENTS = frozenset((_SOF0, _DHT, _DQT, _DRI, _APP0, _APP14))
 _unpack_jpeg_segment_header = struct.Struct(">HH").unpack_from
 _JPEG_SEGMENT_MARKER = re.compile(rb"\xff[^\x00\x01\xc8\xd0-\xd8\xf0-\xfd\xff]")
 """Markers followed by a length, and EOI; excluded are stuffed bytes, TEM, RST, SOI, fill bytes and reserved markers."""
@@ -53,20 +49,6 @@ _TIFF_INTEGER_SIZES = {3: 2, 4: 4, 16: 8}  # SHORT, LONG, LONG8
 _TIFF_RATIONAL_TYPES = (5, 10)  # RATIONAL, SRATIONAL
 _MIN_TILE_BUDGET = 2**20
 """Pixels that tiles may always cover, even for the smallest image."""
-
-
-def decodes_quickly(data: bytes) -> bool:
-    """Whether the headers guarantee that decoding takes time in proportion to bytes and pixels.
-
-    True for a PNG without text, profile and EXIF chunks and for a baseline JPEG with one scan and no metadata, both with
-    few chunks or segments. All other files need the checks below. This function takes about a microsecond.
-    """
-    try:
-        if data.startswith(PNG_SIGNATURE):
-            return _is_simple_png(data)
-        return data.startswith(JPEG_SIGNATURE) and _is_baseline_jpeg(data)
-    except struct.error:  # the file is truncated
-        return False
 
 
 def check_file_limits(data: bytes) -> None:
@@ -126,32 +108,6 @@ def _png_chunks(data: bytes) -> Iterator[bytes]:
         length, kind = _unpack_png_chunk_header(data, offset)
         yield kind
         offset += 12 + length
-
-
-def _is_simple_png(data: bytes) -> bool:
-    offset = len(PNG_SIGNATURE)
-    for _ in range(_MAX_SIMPLE_PARTS):
-        length, kind = _unpack_png_chunk_header(data, offset)
-        if kind not in _PNG_SIMPLE_CHUNKS:
-            return False
-        if kind == b"IEND":
-            return True
-        offset += 12 + length
-    return False
-
-
-def _is_baseline_jpeg(data: bytes) -> bool:
-    offset, components = 2, b""
-    for _ in range(_MAX_SIMPLE_PARTS):
-        marker, length = _unpack_jpeg_segment_header(data, offset)
-        if marker == _SOS:
-            return data[offset + 4 : offset + 5] == components  # one scan has all components, so libjpeg reads no other
-        if marker not in _JPEG_BASELINE_SEGMENTS:
-            return False
-        if marker == _SOF0:
-            components = data[offset + 9 : offset + 10]
-        offset += 2 + length
-    return False
 
 
 def jpeg_headers(data: bytes) -> Iterator[tuple[int, int]]:

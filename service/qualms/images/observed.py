@@ -30,6 +30,7 @@ SIZES = ("same", "larger", "smaller", "unknown")
 """the shorter side of the image, compared with the side to which preprocessing resizes it"""
 PIXELS = "pixels"
 """the format of an array of pixels"""
+UNKNOWN = "unknown"
 
 # Luminance quantisation table of the JPEG standard (ITU-T T.81, table K.1), in the order of its rows.
 # fmt: off
@@ -80,6 +81,16 @@ def observe(image: bytes | NDArray[np.uint8], spec: InputSpec) -> ObservedEncodi
     except (struct.error, IndexError, OverflowError):  # unusual, but the decoder accepted it
         (name, quality), width, height = _by_signature(image), 0, 0
     return ObservedEncoding(name, quality, relative_size(width, height, spec))
+
+
+def read_size(data: bytes) -> tuple[str, int, int]:
+    """Format, width and height of the bytes of a file; 0 × 0 if its headers cannot be read, UNKNOWN if it is no image."""
+    try:
+        name, _, width, height = _read(data)
+    except (struct.error, IndexError, OverflowError):
+        known = data.startswith((PNG_SIGNATURE, JPEG_SIGNATURE, b"RIFF", b"GIF", b"BM", *TIFF_BYTE_ORDERS))
+        return _by_signature(data)[0] if known else UNKNOWN, 0, 0
+    return name, max(0, width), height
 
 
 def _read(data: bytes) -> tuple[str, str, int, int]:

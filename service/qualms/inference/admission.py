@@ -25,19 +25,21 @@ class Admission:
     """Predicts when a request would be answered. Counts rows (images), not requests."""
 
     def __init__(
-        self, engine: BatchEngine, in_progress: Callable[[], int], decode_threads: int, clock: Callable[[], float]
+        self,
+        engine: BatchEngine,
+        in_progress: Callable[[], int],
+        rows_decoding: Callable[[], int],
+        clock: Callable[[], float],
     ) -> None:
-        """`in_progress` returns the number of requests that were read and are not answered yet."""
+        """`in_progress` returns the number of requests that were read and are not answered yet, without those whose images
+        are being decoded in threads or workers; `rows_decoding` returns the number of these images.
+        """
         self._engine = engine
         self._in_progress = in_progress
-        self._decode_threads = decode_threads
+        self._rows_decoding = rows_decoding
         self._clock = clock
         self.rows_waiting = 0
         """rows in the queue; the batcher changes it under its lock"""
-        self._rows_decoding = self._requests_decoding = 0
-        """in the decoding pool"""
-        self._decode_seconds = 0.0
-        """moving average for one image in the decoding pool"""
         self._running_until = 0.0
         """when the current run is expected to end; 0 while nothing runs"""
         self._slowdown = 1.0
@@ -53,36 +55,25 @@ class Admission:
         full, rest = divmod(rows, max_batch)
         return full * cost(max_batch) + (cost(rest) if rest else 0.0)
 
-    def predicted_wait(self, rows: int, *, decode: bool = False) -> float:
-        """Seconds until `rows` more would be answered; `decode`: they are to be decoded in the pool first."""
-        return self._wait(rows, self._rows_ahead(decode), self._clock(), decode)
+    def predicted_wait(self, rows: int, decoding: float | None = None) -> float:
+        """Seconds until `rows` more would be answered; `decoding` as in `retry_after`."""
+        return self._wait(rows, self._rows_ahead(decoding), self._clock(), decoding)
 
-    def retry_after(self, rows: int, deadline: float, *, decode: bool = False) -> int | None:
+    def retry_after(self, rows: int, deadline: float, decoding: float | None = None) -> int | None:
         """None if `rows` more can be answered before `deadline`, else whole seconds after which to retry.
 
-        `decode`: they are to be decoded in the pool first. Others do not wait for the images in the pool.
+        `decoding`: predicted seconds until they are decoded in threads or workers, None if they are decoded inline. Only
+        requests that need it wait for decoding.
         """
-        ahead, now = self._rows_ahead(decode), self._clock()
+        ahead, now = self._rows_ahead(decoding), self._clock()
         factor = _SAFETY_FACTOR if ahead or self._running_until else 1.0
-        late = now + factor * self._wait(rows, ahead, now, decode) - deadline
+        late = now + factor * self._wait(rows, ahead, now, decoding) - deadline
         return None if late <= 0 else max(1, math.ceil(late))
 
     @property
     def queue_is_full(self) -> bool:
         """Whether the next run is full, so that a new request could not be part of it."""
         return self.rows_waiting >= self._engine.max_batch
-
-    def decode_started(self, rows: int) -> None:
-        """Count `rows` that the decoding pool is working on."""
-        self._rows_decoding += rows
-        self._requests_decoding += 1
-
-    def decode_ended(self, rows: int, seconds: float | None) -> None:
-        """`seconds` is the time spent decoding, or None if it failed."""
-        self._rows_decoding -= rows
-        self._requests_decoding -= 1
-        if seconds is not None:
-            self._decode_seconds += _ADAPTATION * (seconds / rows - self._decode_seconds)
 
     def run_end(self, rows: int, now: float, *, alone: bool) -> float:
         """Predicted end of a run of `rows` that starts now; the slowdown is not applied to a single request (`alone`)."""
@@ -114,13 +105,12 @@ class Admission:
         """Nothing is waiting, so the time until the next request does not count as slowdown."""
         self._busy_since = 0.0
 
-    def _rows_ahead(self, decode: bool) -> int:
-        """Rows before a new request: waiting, or read but not queued yet; with `decode` also those in the pool."""
-        if decode:
-            return max(self.rows_waiting + self._rows_decoding, self._in_progress() - 1)
-        return max(self.rows_waiting, self._in_progress() - self._requests_decoding - 1)
+    def _rows_ahead(self, decoding: float | None) -> int:
+        """Rows before a new request: waiting, or read but not queued yet; with `decoding` also those that are decoded."""
+        ahead = max(self.rows_waiting, self._in_progress() - 1)
+        return ahead if decoding is None else ahead + self._rows_decoding()
 
-    def _wait(self, rows: int, ahead: int, now: float, decode: bool) -> float:
+    def _wait(self, rows: int, ahead: int, now: float, decoding: float | None) -> float:
         """Seconds until `rows` more would be answered after the `ahead` rows before them.
 
         The slowdown is ignored for a request that would run alone, because only its run can show that the slowdown has
@@ -128,9 +118,8 @@ class Admission:
         """
         queued = self.cost(ahead + rows)
         if not ahead and not self._running_until:
-            return queued
-        decoding = self._rows_decoding * self._decode_seconds / self._decode_threads if decode else 0.0
-        return decoding + max(0.0, self._running_until - now) + self._slowdown * queued
+            return queued + (decoding or 0.0)
+        return max(self._running_until - now, decoding or 0.0, 0.0) + self._slowdown * queued
 
 
 class LoopPause:

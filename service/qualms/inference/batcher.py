@@ -34,18 +34,18 @@ class Batcher:
         on_batch: Callable[[Batch], None] = lambda _: None,
         short_seconds: float = SHORT_SECONDS,
         pause_seconds: float = PAUSE_SECONDS,
-        decode_threads: int = 1,
+        rows_decoding: Callable[[], int] = lambda: 0,
         in_progress: Callable[[], int] = lambda: 0,
         connections: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`in_progress` returns the number of requests read and not answered, `connections` that of open connections."""
+        """`in_progress` and `rows_decoding` as in Admission; `connections` returns the number of open connections."""
         self._engine = engine
         self._clock = clock
         self._in_progress = in_progress
         self._short_seconds = short_seconds
         self._on_batch = on_batch
-        self.admission = Admission(engine, in_progress, decode_threads, clock)
+        self.admission = Admission(engine, in_progress, rows_decoding, clock)
         self._pause = LoopPause(connections, pause_seconds)
         self._arrived: deque[Job] = deque()
         """not decoded yet; used only on the event loop"""
@@ -84,16 +84,14 @@ class Batcher:
         """Rows in the queue."""
         return self.admission.rows_waiting
 
-    def retry_after(self, rows: int, deadline: float, *, decode: bool = False) -> int | None:
-        """None if `rows` more can be answered before `deadline`, else seconds after which to retry; Draining while stopping.
-
-        `decode`: they are to be decoded in the pool first.
+    def retry_after(self, rows: int, deadline: float, decoding: float | None = None) -> int | None:
+        """As `Admission.retry_after`; raises Draining while stopping.
 
         The caller sends the refusal. Once all requests of this loop iteration are answered, the loop may pause.
         """
         if self._stopping:
             raise Draining
-        seconds = self.admission.retry_after(rows, deadline, decode=decode)
+        seconds = self.admission.retry_after(rows, deadline, decoding)
         if seconds is not None and self.admission.queue_is_full and not self._thread_idle:
             assert self._loop is not None
             self._pause.schedule(self._loop)

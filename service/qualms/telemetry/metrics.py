@@ -28,6 +28,7 @@ from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Manifest
 from qualms.decisions.verdicts import Decider, Verdicts
 from qualms.images.observed import ObservedEncoding, all_observed
+from qualms.images.worker_pool import KILLED_FOR, KilledFor
 
 M = TypeVar("M", bound=Collector)
 K = TypeVar("K")
@@ -223,6 +224,9 @@ class ServiceMetrics:
         text = "Requests refused and connections closed by the HTTP server itself, by reason."
         refusals = Counter("qualms_protocol_refusals", text, ["reason"], registry=registry)
         self._protocol_reasons = {reason: refusals.labels(reason) for reason in protocol_reasons}
+        text = "Worker processes that ended before they had decoded their image, by reason."
+        killed = Counter("qualms_decode_workers_killed", text, ["reason"], registry=registry)
+        self._killed: dict[str, Counter] = {reason: killed.labels(reason) for reason in KILLED_FOR}
 
     def answered(self, route: str, code: int, seconds: float) -> None:
         """Count one reply."""
@@ -232,6 +236,10 @@ class ServiceMetrics:
     def rejected(self, reason: str) -> None:
         """Count a request that got no prediction."""
         self._reasons[reason].inc()
+
+    def worker_killed(self, reason: KilledFor) -> None:
+        """Count a worker process that was killed or has crashed; may be called in any thread."""
+        self._killed[reason].inc()
 
     def refused_by_protocol(self, reason: str) -> None:
         """Count a request or a connection that the HTTP server refused or closed."""

@@ -19,11 +19,13 @@ from qualms.errors import QualmsError
 from qualms.http1.exchange import Exchange
 from qualms.http1.messages import REASONS as PROTOCOL_REASONS
 from qualms.images.preprocess import warm_up
+from qualms.images.worker_pool import KilledFor
 from qualms.inference.cpu import available_cores, lower_priority
+from qualms.inference.decoding import Decoder, Limits
 from qualms.inference.engine import Engine
 from qualms.inference.memory import available_memory
 from qualms.settings import Settings
-from qualms.telemetry.logs import access, dropped
+from qualms.telemetry.logs import Throttle, access, dropped
 from qualms.telemetry.metrics import ServiceMetrics
 from qualms.telemetry.score_log import ScoreLog
 from qualms.web.openapi import describe
@@ -36,6 +38,8 @@ from qualms.web.routes import add_routes, route_name
 from qualms.web.served_model import ServedModel
 from qualms.web.state import ServiceState
 
+_LOG_SECONDS = 1.0
+"""killed workers are logged together"""
 _log = logging.getLogger("qualms")
 
 
@@ -55,24 +59,39 @@ def create_app(
     state.bodies.max_bytes = settings.max_upload_bytes
     metrics = ServiceMetrics(registry, STATUSES, REASONS, PROTOCOL_REASONS)
     metrics.export(lambda: state.connections(), lambda: state.bodies.used, dropped)  # noqa: PLW0108  # the server sets it later
-    decode_threads = settings.decode_threads or available_cores()
-    pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="qualms-decode", initializer=lower_priority)
+    threads = settings.decode_threads or available_cores()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="qualms-parse", initializer=lower_priority)
+    limits = Limits(settings.max_pixels, settings.max_side, settings.max_decode_bytes)
+    kills = Throttle(_LOG_SECONDS)
+
+    def worker_killed(reason: KilledFor) -> None:
+        metrics.worker_killed(reason)
+        if count := kills.due(time.monotonic()):
+            _log.warning("decoding workers were killed", extra={"killed": count, "reason": reason})
+
+    decoder = Decoder(threads, limits, on_killed=worker_killed)
     bundle = open_bundle(resolve_model(settings.model))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(_load(bundle, settings, decode_threads, state, registry, on_failure))
+        loading = asyncio.create_task(_load(bundle, settings, decoder, state, registry, on_failure))
         yield
         await loading
         if state.model is not None:
             await state.model.batcher.stop()
             await asyncio.to_thread(state.model.close)
-        pool.shutdown(cancel_futures=True)
+        await asyncio.to_thread(app.close)
 
     app = Application(title="Qualms", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     add_routes(app, state, registry)
     describe(app)
-    predict = PredictHandler(settings, state, metrics, pool)
+    predict = PredictHandler(settings, state, metrics, pool, decoder)
+
+    def close() -> None:
+        decoder.close()
+        pool.shutdown(cancel_futures=True)
+
+    app.close = close
     app.refusals = Refusals(metrics)
     app.edge, app.direct = _Edge(app.framework, predict, metrics), predict.direct
     return app
@@ -85,6 +104,8 @@ class Application(FastAPI):
     refusals: Refusals
     direct: Callable[[Exchange], bool]
     """called by `qualms.http1`"""
+    close: Callable[[], None]
+    """ends the threads and worker processes that decode; may be called more than once"""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle one connection."""
@@ -98,7 +119,7 @@ class Application(FastAPI):
 async def _load(
     bundle: Bundle,
     settings: Settings,
-    decode_threads: int,
+    decoder: Decoder,
     state: ServiceState,
     registry: CollectorRegistry,
     on_failure: Callable[[Exception], None] | None,
@@ -116,7 +137,7 @@ async def _load(
             max_memory=available_memory() * 3 // 4,
         )
         score_log = await asyncio.to_thread(_score_log, bundle, settings)
-        model = ServedModel(bundle, engine, registry, state, decode_threads, score_log)
+        model = ServedModel(bundle, engine, registry, state, decoder, score_log)
     except Exception as error:
         expected = isinstance(error, QualmsError)
         state.failure = str(error) if expected else "The model could not be loaded; the log has the reason."

@@ -82,7 +82,10 @@ def serve(settings: Settings) -> None:
     with listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
         _log.info("listening", extra={"host": host, "port": port})
-        server.run([listener])
+        try:
+            server.run([listener])
+        finally:
+            app.close()  # a second signal skips the regular end of the application
     if server.failure is not None:
         raise server.failure
 

@@ -3,35 +3,29 @@
 `PredictCall` is the one implementation. It has two thin entrances: `PredictHandler.direct`, which our own server calls and
 which needs neither a task nor messages, and `PredictHandler.__call__`, an ASGI endpoint for other servers.
 
-Small images are decoded on the event loop, which costs less than handing them to a thread; everything that could take
-longer goes to a bounded pool.
+Small images are decoded on the event loop, which costs less than handing them to a thread; for all others see
+`qualms.inference.decoding`.
 """
 
 import asyncio
 import logging
-import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from qualms.errors import ExplanationError, ImageError, OperatingPointError
+from qualms.errors import ExplanationError, OperatingPointError
 from qualms.http1.body import Reservation, memory_used_up
 from qualms.http1.exchange import Exchange
 from qualms.http1.messages import Refusal, Reply
-from qualms.images.input_spec import InputSpec
-from qualms.images.limits import decodes_quickly
 from qualms.images.observed import ObservedEncoding, observe
-from qualms.images.preprocess import preprocess, preprocess_array
 from qualms.inference.batch import Answer, ClientDisconnected, Draining, Expired
+from qualms.inference.decoding import INLINE_BYTES, Decoded, Decoder, InvalidImage, NotInline, Place, Plan
 from qualms.settings import Settings
 from qualms.telemetry.logs import Throttle, access
 from qualms.telemetry.metrics import ServiceMetrics
-from qualms.web.bodies.parsing import ImageInput, Limits, parse_images, read_body
+from qualms.web.bodies.parsing import Limits, parse_images, read_body
 from qualms.web.parameters import EXPLAIN, parse_query, parse_request_id, parse_timeout
 from qualms.web.problems import PREDICT_KINDS, Kind, Problem, from_error, overloaded_reply, send_reply
 from qualms.web.reply import DEFAULT_QUERY
@@ -39,9 +33,6 @@ from qualms.web.served_model import ServedModel
 from qualms.web.state import ServiceState
 
 PATH = "/predict"
-INLINE_BYTES = 32 * 1024
-INLINE_PIXELS = 96 * 96
-"""images up to this size are decoded on the event loop: at most about a quarter of a millisecond"""
 INLINE_PARSE_BYTES = 64 * 1024
 """bodies up to this size are parsed on the event loop"""
 CLIENT_CLOSED_REQUEST = 499
@@ -54,17 +45,20 @@ REASONS = (*dict.fromkeys(kind.reason for kind in PREDICT_KINDS if kind.reason),
 _LOG_SECONDS = 1.0
 """refusals are logged together: one line for each would cost more than the refusal"""
 
-T = TypeVar("T")
 _log = logging.getLogger("qualms.predict")
 
 
 class PredictHandler:
     """Answers predictions for the default model."""
 
-    def __init__(self, settings: Settings, state: ServiceState, metrics: ServiceMetrics, pool: Executor) -> None:
+    def __init__(
+        self, settings: Settings, state: ServiceState, metrics: ServiceMetrics, pool: Executor, decoder: Decoder
+    ) -> None:
+        """Large bodies are parsed in the `pool`."""
         self.settings = settings
         self.state = state
         self.pool = pool
+        self.decoder = decoder
         self.limits = Limits(
             settings.max_body_bytes, settings.max_images, settings.max_json_depth, settings.max_json_numbers
         )
@@ -176,7 +170,7 @@ class PredictCall:
     _model: ServedModel
     _query = DEFAULT_QUERY
     _decode_seconds = 0.0
-    _inline_inputs: list[ImageInput] | None = None
+    _plan: Plan | None = None
     _encodings: list[ObservedEncoding] | None = None
     _finished = False
 
@@ -200,7 +194,9 @@ class PredictCall:
                 self._headers, settings.request_timeout_seconds, settings.max_request_timeout_seconds
             )
             self.just_admitted = True
-            return self._admit(1)
+            # A large body needs decoding in a thread or a worker, which may be overloaded while the model is not.
+            is_large = int(self._headers.get(b"content-length", 0)) > INLINE_BYTES
+            return self._admit(1, self._handler.decoder.shortest_wait() if is_large else None)
         except Exception as error:
             self.fail(error)
             return False
@@ -211,13 +207,24 @@ class PredictCall:
 
     def answer(self, body: bytes) -> None:
         """Parse the body, admit the request and queue its images."""
-        content_type, limits = self._headers.get(b"content-type", b""), self._handler.limits
         try:
             if len(body) <= INLINE_PARSE_BYTES:
-                self._queue(parse_images(content_type, body, limits), admitted_rows=int(self.just_admitted))
+                self._queue(self._parse(body), admitted_rows=int(self.just_admitted))
             else:
-                self._in_pool(partial(parse_images, content_type, body, limits), self._queue)
+                loop = asyncio.get_running_loop()
+                loop.run_in_executor(self._handler.pool, self._parse, body).add_done_callback(self._parsed)
         except Exception as error:
+            self.fail(error)
+
+    def _parse(self, body: bytes) -> Plan:
+        content_type = self._headers.get(b"content-type", b"")
+        images = parse_images(content_type, body, self._handler.limits)
+        return self._handler.decoder.plan(images, self._model.bundle.manifest.input)
+
+    def _parsed(self, future: "asyncio.Future[Plan]") -> None:
+        try:
+            self._queue(future.result())
+        except (Exception, asyncio.CancelledError) as error:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
@@ -231,6 +238,8 @@ class PredictCall:
             error = Problem.too_late(self.timeout)
         elif isinstance(error, Draining | asyncio.CancelledError):  # cancelled: the server's grace period is over
             error = Problem(Kind.UNAVAILABLE, "The service is stopping.")
+        elif isinstance(error, InvalidImage):
+            error = from_error(error.error, f"images[{error.index}]")
         elif isinstance(error, OperatingPointError):
             error = from_error(error, error.parameter)
         elif isinstance(error, ExplanationError):
@@ -246,13 +255,13 @@ class PredictCall:
         """Answer with 503, because the server's grace period is over."""
         self.fail(asyncio.CancelledError())
 
-    def _admit(self, rows: int, *, decode: bool = False) -> bool:
+    def _admit(self, rows: int, decoding: float | None = None) -> bool:
         """Whether the queue can answer `rows` images before the deadline; else the request is refused here.
 
-        `decode`: they are to be decoded in the pool first.
+        `decoding`: predicted seconds until they are decoded in threads or workers; None if they need not be.
         """
         batcher = self._model.batcher
-        retry_after = batcher.retry_after(rows, self._started + self.timeout, decode=decode)
+        retry_after = batcher.retry_after(rows, self._started + self.timeout, decoding)
         if retry_after is None:
             return True
         needed = batcher.admission.cost(rows)
@@ -261,57 +270,42 @@ class PredictCall:
         self._finish(Kind.OVERLOADED.status, Kind.OVERLOADED, overloaded_reply(retry_after, self.id))
         return False
 
-    def _queue(self, inputs: list[ImageInput], admitted_rows: int = 0) -> None:
+    def _queue(self, plan: Plan, admitted_rows: int = 0) -> None:
         """Queue images; small ones are decoded when the batcher takes them."""
         if self._finished:
             return
         if self._query is not DEFAULT_QUERY:
             self._model.writer.check(self._query)  # an unsupported query costs no inference
-        if not _decode_inline(inputs):
-            if self._admit(len(inputs), decode=True):
-                self._decode_in_pool(inputs)
+        rows, decoder = len(plan.inputs), self._handler.decoder
+        if plan.place is not Place.INLINE:
+            self._decode(plan)
             return
-        if len(inputs) > admitted_rows and not self._admit(len(inputs)):
+        if rows > admitted_rows and not self._admit(rows):
             return
-        max_pixels = min(INLINE_PIXELS, self._handler.settings.max_pixels)
-        decode = partial(decode_images, inputs, self._model.bundle.manifest.input, max_pixels, quick=True)
-        self._inline_inputs = inputs
-        self._model.batcher.queue(decode, len(inputs), self._started + self.timeout, self._is_disconnected, self._done)
+        self._plan = plan
+        decode = partial(decoder.decode_inline, plan, self._model.bundle.manifest.input)
+        self._model.batcher.queue(decode, rows, self._started + self.timeout, self._is_disconnected, self._done)
 
-    def _decode_in_pool(self, inputs: list[ImageInput]) -> None:
-        self._inline_inputs = None
-        rows, deadline = len(inputs), self._started + self.timeout
-        spec, max_pixels = self._model.bundle.manifest.input, self._handler.settings.max_pixels
-        admission = self._model.batcher.admission
+    def _decode(self, plan: Plan) -> None:
+        """Decode images in threads or workers, then queue them."""
+        self._plan = None
+        rows, deadline, decoder = len(plan.inputs), self._started + self.timeout, self._handler.decoder
+        if not self._admit(rows, decoder.wait(plan)):
+            return
 
-        def decoded(result: tuple[list[NDArray[np.uint8]], list[ObservedEncoding], float]) -> None:
+        def decoded(result: Decoded | BaseException) -> None:
             self._channel.release_body()
-            images, self._encodings, self._decode_seconds = result
-            admission.decode_ended(rows, self._decode_seconds)
-            if not self._finished and self._admit(rows):
-                self._model.batcher.queue(lambda: images, rows, deadline, self._is_disconnected, self._done)
-
-        work = partial(_timed_decode, inputs, spec, max_pixels, deadline)
-        self._in_pool(work, decoded, lambda: admission.decode_ended(rows, None))
-        admission.decode_started(rows)  # only if the pool has accepted the work; the callbacks run later
-
-    def _in_pool(
-        self, work: Callable[[], T], then: Callable[[T], None], on_error: Callable[[], None] = lambda: None
-    ) -> None:
-        """Run `work` in the pool, then call `then` with its result, or `on_error` and `fail`, on the event loop."""
-
-        def finished(future: "asyncio.Future[T]") -> None:
-            error = asyncio.CancelledError() if future.cancelled() else future.exception()
-            if error is not None:
-                on_error()
-                self.fail(error)
-                return
             try:
-                then(future.result())
-            except Exception as failure:
-                self.fail(failure)
+                if isinstance(result, BaseException):
+                    self.fail(result)
+                elif not self._finished and self._admit(rows):
+                    images, self._encodings, self._decode_seconds = result
+                    batcher = self._model.batcher
+                    batcher.queue(lambda: images, rows, deadline, self._is_disconnected, self._done)
+            except Exception as error:
+                self.fail(error)
 
-        asyncio.get_running_loop().run_in_executor(self._handler.pool, work).add_done_callback(finished)
+        decoder.decode(plan, self._model.bundle.manifest.input, deadline, self._is_disconnected, decoded)
 
     def _is_disconnected(self) -> bool:
         return self._finished or self._channel.disconnected
@@ -325,7 +319,7 @@ class PredictCall:
             return
         decode_seconds = self._decode_seconds + result.decode_seconds
         spec = self._model.bundle.manifest.input
-        encodings = self._encodings or [observe(image, spec) for image in self._inline_inputs or ()]
+        encodings = self._encodings or [observe(image, spec) for image in (self._plan.inputs if self._plan else ())]
         try:
             body = self._model.writer.write(result, self._query, self.id, encodings)
         except Exception as error:
@@ -342,14 +336,12 @@ class PredictCall:
         self._model.count_answer(result.waited, decode_seconds, encodings)  # after the reply was sent
 
     def _failed(self, error: Exception) -> None:
-        """Decode images that have too many pixels for the event loop in the pool; answer any other error."""
-        inputs = self._inline_inputs
-        if inputs is None or not isinstance(error, Problem) or error.kind is not Kind.TOO_LARGE:
+        """Decode files in a worker that the fast decoder has refused; answer any other error."""
+        if not isinstance(error, NotInline) or self._plan is None:
             self.fail(error)
             return
         try:
-            if self._admit(len(inputs), decode=True):
-                self._decode_in_pool(inputs)
+            self._decode(self._handler.decoder.in_workers(self._plan, self._model.bundle.manifest.input))
         except Exception as failure:
             self.fail(failure)
 
@@ -357,46 +349,3 @@ class PredictCall:
         self._finished = True
         self._channel.reply(reply)
         self._handler.count(status, kind, self._started, self.id)
-
-
-def decode_images(
-    inputs: list[ImageInput], spec: InputSpec, max_pixels: int, deadline: float = math.inf, *, quick: bool = False
-) -> list[NDArray[np.uint8]]:
-    """Every image as the model's input, (H, W, C); a Problem names the image by its index.
-
-    `quick`: all files are known to decode quickly.
-    """
-    images = []
-    for index, image in enumerate(inputs):
-        if deadline != math.inf and time.monotonic() > deadline:  # it waited too long for a thread of the pool
-            raise Expired
-        try:
-            if isinstance(image, bytes):
-                images.append(preprocess(image, spec, max_pixels=max_pixels, quick=quick))
-            else:
-                images.append(preprocess_array(image, spec, max_pixels=max_pixels))
-        except ImageError as error:
-            raise from_error(error, f"images[{index}]") from error
-    return images
-
-
-def _timed_decode(
-    inputs: list[ImageInput], spec: InputSpec, max_pixels: int, deadline: float
-) -> tuple[list[NDArray[np.uint8]], list[ObservedEncoding], float]:
-    """The images, their encodings, and the seconds it took."""
-    start = time.monotonic()
-    images = decode_images(inputs, spec, max_pixels, deadline)
-    return images, [observe(image, spec) for image in inputs], time.monotonic() - start
-
-
-def _decode_inline(inputs: list[ImageInput]) -> bool:
-    """Whether decoding on the event loop is fast, as far as the bytes show."""
-    size = 0
-    for image in inputs:
-        if isinstance(image, bytes):
-            size += len(image)
-            if size > INLINE_BYTES or not decodes_quickly(image):
-                return False
-        else:
-            size += image.nbytes
-    return size <= INLINE_BYTES

@@ -12,6 +12,7 @@ from qualms.decisions.verdicts import Decider
 from qualms.images.observed import ObservedEncoding
 from qualms.inference.batch import Batch
 from qualms.inference.batcher import Batcher
+from qualms.inference.decoding import Decoder
 from qualms.inference.engine import Engine
 from qualms.telemetry.metrics import ModelMetrics
 from qualms.telemetry.score_log import ScoreLog
@@ -31,7 +32,7 @@ class ServedModel:
         engine: Engine,
         registry: CollectorRegistry,
         state: ServiceState,
-        decode_threads: int = 1,
+        decoder: Decoder,
         score_log: ScoreLog | None = None,
     ) -> None:
         self.bundle = bundle
@@ -46,9 +47,9 @@ class ServedModel:
         self.batcher = Batcher(
             engine,
             on_batch=self._count,
-            decode_threads=decode_threads,
-            in_progress=lambda: state.in_progress(),  # noqa: PLW0108  # the server may set both later
-            connections=lambda: state.connections(),  # noqa: PLW0108
+            rows_decoding=lambda: decoder.rows,
+            in_progress=lambda: state.in_progress() - decoder.requests,
+            connections=lambda: state.connections(),  # noqa: PLW0108  # the server may set it later
         )
         self.metrics.queue_depth.set_function(lambda: self.batcher.depth)
         if score_log is not None:

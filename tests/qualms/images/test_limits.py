@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -21,9 +19,8 @@ from qualms.images.limits import (
     MAX_PNG_COMPRESSED_CHUNKS,
     MAX_TIFF_RATIONALS,
     MAX_TIFF_STRIPS,
-    decodes_quickly,
 )
-from qualms.images.preprocess import FORMATS, decode
+from qualms.images.pillow_decoder import decode
 
 SHORT, LONG, RATIONAL, IFD, LONG8, SLONG8 = 3, 4, 5, 13, 16, 17
 RAW, DEFLATE = 1, 8
@@ -313,57 +310,3 @@ def test_a_large_run_length_bmp_is_refused() -> None:
     with pytest.raises(ImageError, match="run-length BMP has 1,024 × 2,049 pixels") as caught:
         decode(run_length_bmp(1024, MAX_BMP_RLE_PIXELS // 1024 + 1))
     assert caught.value.reason == "too_large"
-
-
-SIMPLE = [
-    encode(Image.fromarray(pixels(28, 28)), "PNG"),
-    encode(Image.fromarray(pixels(96, 96, 3)), "PNG"),
-    encode(Image.fromarray(pixels(28, 28, 4)), "PNG"),
-    encode(Image.fromarray(pixels(28, 28)).convert("P"), "PNG", transparency=3, dpi=(72, 72)),
-    encode(Image.fromarray(pixels(28, 28)), "JPEG"),
-    encode(Image.fromarray(pixels(96, 96, 3)), "JPEG", quality=95, optimize=True),
-    encode(Image.fromarray(pixels(28, 28, 3)).convert("CMYK"), "JPEG"),
-]
-
-
-@pytest.mark.parametrize("data", SIMPLE)
-def test_simple_png_and_baseline_jpeg_decode_quickly(data: bytes) -> None:
-    assert decodes_quickly(data)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        png(compressed(b"zTXt", 1)),
-        png(after=compressed(b"iTXt", 1)),
-        png(compressed(b"iCCP", 1)),
-        png(chunk(b"eXIf", b"II*\0")),
-        png(chunk(b"tIME") * 40),
-        jpeg(1),
-        jpeg(2, progressive=False),
-        encode(Image.fromarray(pixels(28, 28, 3)), "JPEG", progressive=True),
-        encode(Image.fromarray(pixels(28, 28, 3)), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0"),
-        encode(Image.fromarray(pixels(28, 28, 3)), "JPEG", comment=b"hello"),
-        SIMPLE[4][:2] + b"\xff" * 100 + SIMPLE[4][2:],
-        SIMPLE[4][:2] + segment(0xFFDD, b"\0\0") * 40 + SIMPLE[4][2:],
-        *(encode(Image.fromarray(pixels(9, 9)), kind) for kind in FORMATS if kind not in ("PNG", "JPEG")),
-        b"",
-        b"hello",
-    ],
-)
-def test_other_files_do_not_decode_quickly(data: bytes) -> None:
-    assert not decodes_quickly(data)
-
-
-@pytest.mark.parametrize("data", SIMPLE[:5])
-def test_a_file_truncated_before_its_pixels_does_not_decode_quickly(data: bytes) -> None:
-    for length in range(33):
-        assert not decodes_quickly(data[:length])
-
-
-@settings(deadline=None)
-@given(
-    data=st.binary(max_size=100), start=st.sampled_from([SIMPLE[0][:8], SIMPLE[0][:33], SIMPLE[4][:3], SIMPLE[4][:20]])
-)
-def test_decodes_quickly_does_not_raise_on_random_bytes(data: bytes, start: bytes) -> None:
-    assert decodes_quickly(start + data) in (True, False)

@@ -13,7 +13,7 @@ from PIL import Image
 from qualms.images.input_spec import InputSpec
 from qualms.images.limits import jpeg_headers
 from qualms.images.observed import ObservedEncoding, all_observed, jpeg_quality, observe
-from qualms.images.preprocess import decode
+from qualms.images.pillow_decoder import decode
 
 SPEC = InputSpec(height=20, width=30)
 ALL = frozenset(all_observed())

@@ -19,14 +19,8 @@ from PIL import Image
 
 from qualms.errors import ImageError
 from qualms.images.input_spec import InputSpec
-from qualms.images.preprocess import (
-    FORMATS,
-    conform,
-    decode,
-    preprocess,
-    preprocess_array,
-    preprocess_batch,
-)
+from qualms.images.pillow_decoder import FORMATS, decode
+from qualms.images.preprocess import conform, preprocess, preprocess_array, preprocess_batch
 
 RGB = InputSpec(height=8, width=6)
 GREY = InputSpec(height=8, width=6, colour="L")
@@ -343,5 +337,5 @@ def test_large_images_are_converted_in_strips_to_the_same_pixels(
         image.info["transparency"] = image.getpixel((5, 5))
     spec = InputSpec(height=61, width=47, colour=colour)
     whole = conform(image, spec)
-    monkeypatch.setattr("qualms.images.preprocess._STRIP_PIXELS", 500)
+    monkeypatch.setattr("qualms.images.pillow_decoder._STRIP_PIXELS", 500)
     assert (conform(image, spec) == whole).all()

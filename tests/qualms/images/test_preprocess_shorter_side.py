@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from qualms.images.input_spec import InputSpec
-from qualms.images.preprocess import MAX_ASPECT_RATIO, preprocess, preprocess_array, preprocess_batch
+from qualms.images.pillow_decoder import MAX_ASPECT_RATIO
+from qualms.images.preprocess import preprocess, preprocess_array, preprocess_batch
 from qualms_training.errors import ExtraMissingError
 from qualms_training.models.torchvision_compat import import_torchvision
 

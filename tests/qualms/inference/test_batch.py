@@ -41,7 +41,7 @@ def test_runs_are_limited_to_max_batch_and_their_outputs_joined(max_batch: int, 
 
 def test_rows_beyond_max_batch_cost_further_runs() -> None:
     def cost(engine: Engine, rows: int) -> float:
-        return Admission(engine, lambda: 0, decode_threads=1, clock=lambda: 0.0).cost(rows)
+        return Admission(engine, lambda: 0, lambda: 0, clock=lambda: 0.0).cost(rows)
 
     rising, flat = Engine(4, (1.0, 4.0)), Engine(4, (1.0, 1.0))
     assert [cost(rising, rows) for rows in (1, 4, 5, 8, 11)] == [1.0, 4.0, 5.0, 8.0, 11.0]

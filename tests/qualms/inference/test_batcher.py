@@ -278,7 +278,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_with_retry_after(
 
 
 def test_running_waiting_and_decoding_rows_count_against_the_deadline(clock: Clock) -> None:
-    engine = Engine(seconds=1.0, max_batch=4)
+    engine, decoding = Engine(seconds=1.0, max_batch=4), [0]
 
     async def scene(batcher: Batcher) -> None:
         assert batcher.admission.predicted_wait(1) == 1.0
@@ -289,10 +289,11 @@ def test_running_waiting_and_decoding_rows_count_against_the_deadline(clock: Clo
         assert batcher.admission.predicted_wait(1) == 0.75 + 1.0
         waiting = submit(batcher, images(2, 3, 4), FAR, connected)
         assert batcher.admission.predicted_wait(1) == 0.75 + 4.0
-        batcher.admission.decode_started(2)
-        assert batcher.admission.predicted_wait(1, decode=True) == 0.75 + 4.0 + 2.0
-        assert batcher.admission.predicted_wait(1) == 0.75 + 4.0, "it does not wait for the images in the pool"
-        batcher.admission.decode_ended(2, None)
+        decoding[0] = 2
+        assert batcher.admission.predicted_wait(1, decoding=0.5) == 0.75 + 4.0 + 2.0, "decoded before the run ends"
+        assert batcher.admission.predicted_wait(1, decoding=3.0) == 3.0 + 4.0 + 2.0
+        assert batcher.admission.predicted_wait(1) == 0.75 + 4.0, "it does not wait for images that are decoded"
+        decoding[0] = 0
         with pytest.raises(RefusedError):
             submit(batcher, images(5), clock.now + 4.7, connected)
         engine.allow(2)
@@ -300,7 +301,7 @@ def test_running_waiting_and_decoding_rows_count_against_the_deadline(clock: Clo
         assert batcher.admission.predicted_wait(1) == 1.0
         assert engine.batches == [[1], [2, 3, 4]]
 
-    play(engine, scene)
+    play(engine, scene, rows_decoding=lambda: decoding[0])
 
 
 @given(
@@ -311,10 +312,8 @@ def test_running_waiting_and_decoding_rows_count_against_the_deadline(clock: Clo
 def test_more_rows_never_wait_less(seconds: list[float], decoding: int, rows: list[int]) -> None:
     engine = Engine(max_batch=2 ** (len(seconds) - 1))
     engine.cost = CostCurve(tuple(2**power for power in range(len(seconds))), tuple(sorted(seconds)))
-    batcher = Batcher(engine, clock=CLOCK.monotonic)
-    batcher.admission.decode_started(decoding)
-    waits = [batcher.admission.predicted_wait(count) for count in sorted(rows)]
-    batcher.admission.decode_ended(decoding, None)
+    batcher = Batcher(engine, clock=CLOCK.monotonic, rows_decoding=lambda: decoding)
+    waits = [batcher.admission.predicted_wait(count, decoding=0.5) for count in sorted(rows)]
     assert all(later >= earlier * (1 - 1e-12) for earlier, later in zip(waits, waits[1:], strict=False))
     assert waits[-1] >= batcher.admission.predicted_wait(max(rows)) * (1 - 1e-12)
 
@@ -400,10 +399,9 @@ def test_time_without_work_is_not_slowness_on_the_event_loop_either(clock: Clock
             others[0] = 2  # for example a scrape, which is answered before the next request arrives
             await waiting
             clock.now += 10.0
-        batcher.admission.decode_started(1)
-        assert batcher.admission.predicted_wait(1, decode=True) == pytest.approx(2 * engine.cost(1))
+        assert batcher.admission.predicted_wait(1, decoding=0.0) == pytest.approx(2 * engine.cost(1))
 
-    play(engine, scene, short_seconds=1.0, in_progress=lambda: others[0])
+    play(engine, scene, short_seconds=1.0, in_progress=lambda: others[0], rows_decoding=lambda: 1)
 
 
 # Errors
@@ -459,23 +457,15 @@ def test_an_error_while_counting_is_logged_and_fails_no_request(caplog: pytest.L
     assert "no such class" in caplog.text
 
 
-def test_images_in_the_decoding_pool_add_to_the_predicted_wait() -> None:
+def test_only_requests_that_need_decoding_wait_for_it() -> None:
     engine = Engine(seconds=0.001)
 
     async def scene(batcher: Batcher) -> None:
-        before = batcher.admission.predicted_wait(1)
-        for _ in range(100):
-            batcher.admission.decode_started(2)
-            batcher.admission.decode_ended(2, 4.0)
-        assert batcher.admission.predicted_wait(1, decode=True) == before, "nothing is being decoded"
-        batcher.admission.decode_started(3)
-        assert batcher.admission.predicted_wait(1, decode=True) == pytest.approx(3 * 2.0 / 2, rel=0.01)
-        assert batcher.retry_after(1, 2.5, decode=True) is not None
-        assert batcher.retry_after(1, 2.5) is None, "small images do not wait for those in the pool"
-        batcher.admission.decode_ended(3, None)
-        assert batcher.admission.predicted_wait(1) == before
+        assert batcher.admission.predicted_wait(1, decoding=3.0) == pytest.approx(3.0 + 4 * 0.001, rel=0.01)
+        assert batcher.retry_after(1, 2.5, 3.0) is not None
+        assert batcher.retry_after(1, 2.5) is None, "small images do not wait for those that are decoded"
 
-    play(engine, scene, decode_threads=2)
+    play(engine, scene, rows_decoding=lambda: 3)
 
 
 def test_requests_that_were_read_but_not_queued_add_to_the_predicted_wait() -> None:

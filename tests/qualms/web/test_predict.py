@@ -19,10 +19,10 @@ from qualms.bundle.file import Bundle, write_bundle
 from qualms.bundle.manifest import Manifest
 from qualms.decisions.calibration_set import CalibrationSet
 from qualms.errors import BundleError
-from qualms.images.preprocess import decode
+from qualms.images.pillow_decoder import decode
+from qualms.inference.decoding import INLINE_BYTES, Decoder
 from qualms.inference.engine import Engine
 from qualms.model import Model, open_model
-from qualms.web.predict import INLINE_BYTES, decode_images
 from qualms.web.problems import ProblemReply
 from qualms.web.reply import PredictReply
 from qualms.web.state import ServiceState
@@ -158,12 +158,15 @@ def decode_threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The name of the thread that decoded the images of each request."""
     names: list[str] = []
 
-    def recorded(*arguments: Any, **options: Any) -> Any:
-        images = decode_images(*arguments, **options)
-        names.append(threading.current_thread().name)
-        return images
+    def recorded(decode: Callable[..., Any]) -> Callable[..., Any]:
+        def decode_and_record(*arguments: Any) -> Any:
+            names.append(threading.current_thread().name)
+            return decode(*arguments)
 
-    monkeypatch.setattr("qualms.web.predict.decode_images", recorded)
+        return decode_and_record
+
+    for name in ("decode_inline", "_decode"):
+        monkeypatch.setattr(Decoder, name, recorded(getattr(Decoder, name)))
     return names
 
 

@@ -22,8 +22,8 @@ from qualms.bundle.file import Bundle
 from qualms.http1.connection import Connection
 from qualms.http1.connections import Connections
 from qualms.http1.messages import REASONS as PROTOCOL_REASONS
-from qualms.images.preprocess import preprocess
 from qualms.inference.batcher import SHORT_SECONDS
+from qualms.inference.decoding import Decoder, Limits
 from qualms.inference.engine import CostCurve
 from qualms.settings import Settings
 from qualms.telemetry.metrics import ServiceMetrics
@@ -230,13 +230,13 @@ def asgi_ids(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def decode_threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The name of the thread that decoded each image."""
     names: list[str] = []
+    decode_one = Decoder._decode_one
 
-    def recorded(*args: Any, **options: Any) -> Any:
-        pixels = preprocess(*args, **options)
+    def recorded(*args: Any) -> Any:
         names.append(threading.current_thread().name.rpartition("_")[0])
-        return pixels
+        return decode_one(*args)
 
-    monkeypatch.setattr("qualms.web.predict.preprocess", recorded)
+    monkeypatch.setattr(Decoder, "_decode_one", recorded)
     return names
 
 
@@ -362,12 +362,12 @@ def test_a_body_above_the_limit_is_413(play_both: Play, image: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", ["TIFF", "GIF", "BMP", "WEBP"])
-def test_formats_that_may_decode_slowly_are_decoded_in_the_pool(
+def test_files_that_are_not_plain_are_decoded_in_workers(
     play_both: Play, encode: Encode, draw_images: Draw, decode_threads: list[str], kind: str
 ) -> None:
     async def scene(host: Host) -> None:
         assert (await host.reply(post(encode(draw_images(71, 1)[0], kind)))).startswith(b"HTTP/1.1 200 ")
-        assert decode_threads == ["qualms-decode"]
+        assert decode_threads == ["qualms-worker"]
 
     play_both(scene)
 
@@ -418,13 +418,14 @@ def test_a_large_image_on_an_idle_service_is_not_delayed_by_itself(play_both: Pl
 def held_decoding(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Holds decoding in the pool; call it to continue."""
     released = threading.Event()
+    decode_one = Decoder._decode_one
 
-    def held(*args: Any, **options: Any) -> Any:
-        pixels = preprocess(*args, **options)
+    def held(*args: Any) -> Any:
+        pixels = decode_one(*args)
         assert released.wait(TIMEOUT)
         return pixels
 
-    monkeypatch.setattr("qualms.web.predict.preprocess", held)
+    monkeypatch.setattr(Decoder, "_decode_one", held)
     return released.set
 
 
@@ -470,8 +471,10 @@ def test_a_pool_that_was_shut_down_fails_the_request_alone(
     async def scene(host: Host) -> None:
         pool = ThreadPoolExecutor(1)
         pool.shutdown()
+        decoder = Decoder(1, Limits(2**24, 2**14, 2**28))
+        decoder.close()
         metrics = ServiceMetrics(CollectorRegistry(), STATUSES, REASONS, PROTOCOL_REASONS)
-        host.use_direct(PredictHandler(host.settings, host.state, metrics, pool).direct)
+        host.use_direct(PredictHandler(host.settings, host.state, metrics, pool, decoder).direct)
         for body in (encode(draw_images(71, 1)[0], "TIFF"), large_image):
             assert (await host.reply(post(body))).startswith(b"HTTP/1.1 500 ")
         assert (await host.reply(post(image))).startswith(b"HTTP/1.1 200 ")

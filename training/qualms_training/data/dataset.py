@@ -13,7 +13,8 @@ from qualms.errors import ImageError
 from qualms.images.encodings import Encoding
 from qualms.images.input_spec import InputSpec
 from qualms.images.observed import ObservedEncoding, observe
-from qualms.images.preprocess import decode, from_array, preprocess, preprocess_batch
+from qualms.images.pillow_decoder import decode
+from qualms.images.preprocess import from_array, preprocess, preprocess_batch
 from qualms_training.errors import DataError
 
 Indices: TypeAlias = NDArray[np.int64] | Sequence[int]

@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from qualms.images.preprocess import ImageInput
 from qualms.web.bodies.json_pixels import PixelArray, not_pixels, outside_range, rows_differ, wrong_shape
 from qualms.web.bodies.json_structure import (
     JSON_FORM,
@@ -31,7 +32,7 @@ from qualms.web.bodies.json_structure import (
     strip_end,
     type_at,
 )
-from qualms.web.bodies.limits import ImageInput, Limits, too_many_images
+from qualms.web.bodies.limits import Limits, too_many_images
 from qualms.web.problems import Kind, Problem, quoted
 
 SLICE_BYTES = 2**16

@@ -1,15 +1,8 @@
 """What a parsed request consists of, and the maximum of it."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
 
 from qualms.web.problems import Kind, Problem
-
-ImageInput: TypeAlias = bytes | NDArray[np.uint8]
-"""the bytes of an image file, or pixels of shape (H, W) or (H, W, 1|3|4)"""
 
 
 @dataclass(frozen=True, slots=True)

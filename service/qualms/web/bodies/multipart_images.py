@@ -9,7 +9,8 @@ from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
-from qualms.web.bodies.limits import ImageInput, Limits, too_many_images
+from qualms.images.preprocess import ImageInput
+from qualms.web.bodies.limits import Limits, too_many_images
 from qualms.web.problems import Kind, Problem, quoted
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 
 from starlette.types import Receive
 
+from qualms.images.preprocess import ImageInput
 from qualms.inference.batch import ClientDisconnected
 from qualms.web.bodies.json_images import parse_json
-from qualms.web.bodies.limits import ImageInput, Limits
+from qualms.web.bodies.limits import Limits
 from qualms.web.bodies.multipart_images import parse_multipart
 from qualms.web.problems import Kind, Problem, quoted
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from qualms.images.preprocess import ImageInput
 from qualms.web.bodies.json_images import SLICE_BYTES, parse_json
-from qualms.web.bodies.limits import ImageInput, Limits
+from qualms.web.bodies.limits import Limits
 from qualms.web.problems import Problem
 
 LIMITS = Limits(body_bytes=2**24, images=4, json_depth=16)
