@@ -401,7 +401,7 @@ def test_time_without_work_is_not_slowness_on_the_event_loop_either(clock: Clock
             clock.now += 10.0
         assert batcher.admission.predicted_wait(1, decoding=0.0) == pytest.approx(2 * engine.cost(1))
 
-    play(engine, scene, short_seconds=1.0, in_progress=lambda: others[0], rows_decoding=lambda: 1)
+    play(engine, scene, short_seconds=1.0, in_progress=lambda: others[0])
 
 
 # Errors
