@@ -5,6 +5,7 @@ QualmsError
 ├── ImageError             the bytes or the array are not an accepted image
 ├── OperatingPointError    the calibration set cannot support the requested operating point
 ├── ExplanationError       the model has no terms of its flag score
+├── ParameterError         an argument of `Model.predict` has a value that is not accepted
 ├── EncodingError          the description of an encoding, such as jpeg:75-95, is not accepted
 ├── DataError              a data set is missing, empty or malformed
 ├── ExtraMissingError      a command needs an optional dependency that is not installed
@@ -57,6 +58,10 @@ class OperatingPointError(QualmsError):
 
 class ExplanationError(QualmsError):
     """The model was made with an earlier version and has no terms of its flag score."""
+
+
+class ParameterError(QualmsError):
+    """An argument of `Model.predict` has a value that is not accepted."""
 
 
 class EncodingError(QualmsError):

@@ -14,7 +14,7 @@ from qualms.bundle.file import Bundle, open_bundle
 from qualms.bundle.parts import Guarantee
 from qualms.bundle.runtime import GraphRunner, check_golden
 from qualms.decisions.operating_point import OperatingPoint
-from qualms.decisions.results import Result, ResultBuilder
+from qualms.decisions.results import AlphaDetail, Result, ResultBuilder
 from qualms.decisions.verdicts import Decider, decide
 from qualms.errors import ImageError, first_line
 from qualms.images.observed import observe, relative_size
@@ -59,41 +59,56 @@ class Model:
         return self.bundle.manifest.classes
 
     @overload
-    def predict(self, images: ImageLike, *, explain: bool = False, **operating_point: Unpack[Selection]) -> Result: ...
+    def predict(
+        self,
+        images: ImageLike,
+        *,
+        explain: bool = False,
+        alpha: AlphaDetail = "all",
+        **operating_point: Unpack[Selection],
+    ) -> Result: ...
 
     @overload
     def predict(
-        self, images: Images, *, explain: bool = False, **operating_point: Unpack[Selection]
+        self, images: Images, *, explain: bool = False, alpha: AlphaDetail = "all", **operating_point: Unpack[Selection]
     ) -> list[Result]: ...
 
     def predict(
-        self, images: ImageLike | Images, *, explain: bool = False, **operating_point: Unpack[Selection]
+        self,
+        images: ImageLike | Images,
+        *,
+        explain: bool = False,
+        alpha: AlphaDetail = "all",
+        **operating_point: Unpack[Selection],
     ) -> Result | list[Result]:
         """One result for one image, or a list of results for a list of images.
 
         Without keyword arguments the verdicts are those of the manifest's operating point; `score`, `target_fpr`,
         `guarantee` and `target_risk` select another one, and `coverage` adds a prediction set. With `explain`, each result
-        has an explanation. Raises
+        has an explanation. `alpha` is how much of α a result has: `all` entries, however many classes there are, the ten
+        largest with their classes (`top10`), or `none`. Raises
         OperatingPointError if the calibration does not support the operating point, ExplanationError if the model was made
-        with an earlier version and cannot explain its flags, and ImageError if an image cannot be used.
+        with an earlier version and cannot explain its flags, ParameterError if `alpha` is none of these values, and
+        ImageError if an image cannot be used.
         """
         point = OperatingPoint(**operating_point)
         self._decider.rule(point)  # an unsupported operating point is an error even without images
         if explain:
             self._builder.check_explainable()
+        alpha = self._builder.alpha_detail(alpha)
         if not isinstance(images, list | tuple):
-            return self._results([images], point, explain)[0]
-        return self._results(images, point, explain) if images else []
+            return self._results([images], point, explain, alpha)[0]
+        return self._results(images, point, explain, alpha) if images else []
 
-    def _results(self, images: Images, point: OperatingPoint, explain: bool) -> list[Result]:
+    def _results(self, images: Images, point: OperatingPoint, explain: bool, alpha: AlphaDetail) -> list[Result]:
         inputs = self._inputs(images)
         outputs = self._runner(np.stack([pixels for pixels, _ in inputs]))
         sizes = [size for _, size in inputs]
         results: dict[str, list[Result]] = {}
         for size in set(sizes):
             rule = self._decider.rule(point, size)
-            nested = self._builder.nested(rule, explain=explain)
-            rows = self._builder.rows(outputs, rule, decide(rule, outputs), explain=explain)
+            nested = self._builder.nested(rule, explain=explain, alpha=alpha)
+            rows = self._builder.rows(outputs, rule, decide(rule, outputs), explain=explain, alpha=alpha)
             results[size] = [Result.model_validate(nested(row)) for row in rows]
         return [results[size][row] for row, size in enumerate(sizes)]
 

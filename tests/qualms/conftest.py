@@ -3,7 +3,7 @@
 The graphs have all outputs and few operators. The manifests are computed from the graphs as in training. The fixtures `graph`,
 `manifest` and `bundle` have a joined α and paired calibration scores; those named `earlier_…` are as earlier versions wrote
 them, with the meta-model's α, sorted calibration scores and counts of the trust score. `worst_manifest`, `unlabelled_manifest` and
-`kept_manifest` differ from `manifest` in their calibration.
+`kept_manifest` differ from `manifest` in their calibration, `many_classes_bundle` from `bundle` in its classes.
 """
 
 import io
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ from qualms.web.state import ServiceState
 
 Draw = Callable[[int, int], NDArray[np.uint8]]
 CLASSES = ["bee", "crab", "dove"]
+MANY_CLASSES = [f"species {number}" for number in range(150)]
 SPEC = InputSpec(height=6, width=5)
 SPECS = {name: spec for name, spec in SCORES.items() if name not in FEATURE_SCORES}
 EARLIER_SPECS = {name: SCORES[name] for name in DIRICHLET_SCORES}
@@ -61,10 +62,10 @@ TIMEOUT = 30.0
 """seconds after which a test that waits for a condition fails, long enough for a busy machine"""
 
 
-def _model(*, joined: bool) -> onnx.ModelProto:
+def _model(*, joined: bool, classes: Sequence[str] = CLASSES) -> onnx.ModelProto:
     """Mean colour → logits → α → scores; scores that need digamma are replaced by monotone approximations."""
     float32, int64 = TensorProto.FLOAT, TensorProto.INT64
-    k = len(CLASSES)
+    k = len(classes)
     weights = np.random.default_rng(5).normal(0, 6, (SPEC.channels, k)).astype(np.float32)
     node = helper.make_node
     nodes = [
@@ -402,6 +403,35 @@ def earlier_bundle(
 ) -> Bundle:
     """A valid bundle of an earlier version."""
     return write_bundle(tmp_path_factory.mktemp("earlier") / "tiny.onnx", earlier_graph, earlier_manifest)
+
+
+@pytest.fixture(scope="session")
+def many_classes_bundle(tmp_path_factory: pytest.TempPathFactory, manifest: Manifest, draw_images: Draw) -> Bundle:
+    """A valid bundle with more classes than a reply has entries of α by default."""
+    graph = bytes(_model(joined=True, classes=MANY_CLASSES).SerializeToString())
+    runner, inputs, images = GraphRunner(graph, threads=1), golden.draw(SPEC), draw_images(2, CALIBRATION)
+    outputs = runner(images)
+    changed = {
+        "classes": MANY_CLASSES,
+        "calibration": calibrate(
+            outputs,
+            outputs["prediction"],
+            SPECS,
+            trust_grid(runner(draw_images(1, 300))["predicted_error"]),
+            source=CalibrationSource(
+                split="calibration",
+                data="drawn",
+                data_sha256=graph_digest(b"drawn"),
+                observed={"lossless, same size": CALIBRATION},
+                fingerprints=fingerprints(images),
+            ),
+        ),
+        "reference": reference([outputs], SPECS, len(MANY_CLASSES)),
+        "golden": Golden(count=len(inputs), input_sha256=golden.digest(inputs), outputs=runner(inputs)),
+        "graph_sha256": graph_digest(graph),
+    }
+    path = tmp_path_factory.mktemp("many") / "many.onnx"
+    return write_bundle(path, graph, Manifest.model_validate({**dict(manifest), **changed}))
 
 
 class _PortalTransport(httpx.BaseTransport):

@@ -19,7 +19,7 @@ from qualms.bundle.embedded import DEFAULT
 from qualms.bundle.file import Bundle, write_bundle
 from qualms.bundle.manifest import REQUIRED_SCORES, Manifest, OperatingDefaults
 from qualms.bundle.parts import Guarantee
-from qualms.errors import BundleError, ExplanationError, ImageError, OperatingPointError, QualmsError
+from qualms.errors import BundleError, ExplanationError, ImageError, OperatingPointError, ParameterError, QualmsError
 from qualms.inference.engine import Engine
 from qualms.model import Model, open_model
 
@@ -127,7 +127,7 @@ def test_several_images_give_a_list_of_results_in_their_order(
         assert isinstance(together, list)
         for result, expected in zip(together, alone, strict=True):
             assert result.prediction.label == expected.prediction.label
-            np.testing.assert_allclose(result.dirichlet.alpha, expected.dirichlet.alpha, rtol=1e-5)
+            assert result.dirichlet.alpha == pytest.approx(expected.dirichlet.alpha, rel=1e-5)
 
 
 def test_no_images_give_no_results(opened: Model) -> None:
@@ -151,6 +151,9 @@ def test_images_are_resized_and_converted_to_the_models_input(opened: Model) -> 
         {"guarantee": "marginal", "target_fpr": 0.2, "target_risk": 0.1},
         {"coverage": 0.9},
         {"coverage": 0.01},
+        {"alpha": "top10"},
+        {"alpha": "all"},
+        {"alpha": "none"},
         {"guarantee": "by-class", "target_fpr": 0.05, "coverage": 0.5},
     ],
 )
@@ -219,11 +222,37 @@ def test_a_result_is_explained_on_request(opened: Model, pixels: NDArray[np.uint
     assert explained.explanation is not None
     assert list(explained.explanation.flag_terms) == opened.bundle.manifest.flag_terms
     assert sum(explained.explanation.flag_terms.values()) == pytest.approx(explained.ood.value, rel=1e-6)
-    assert len(explained.explanation.meta.alpha) == len(opened.classes)
+    assert len(explained.explanation.meta.alpha or ()) == len(opened.classes)
     assert explained.model_copy(update={"explanation": None}) == plain
 
 
+def test_all_entries_of_alpha_are_returned_unless_fewer_are_requested(
+    many_classes_bundle: Bundle, pixels: NDArray[np.uint8]
+) -> None:
+    model = open_model(many_classes_bundle.path, threads=1)
+    complete = model.predict(pixels)
+    alpha = complete.dirichlet.alpha
+    assert alpha is not None
+    assert len(alpha) == len(model.classes) == 150
+    assert complete.dirichlet.precision == pytest.approx(sum(alpha), rel=1e-6)
+    assert complete == model.predict([pixels], alpha="all")[0]
+    top = model.predict(pixels, alpha="top10").dirichlet
+    assert top.alpha is None
+    assert top.top is not None
+    assert [entry.alpha for entry in top.top] == sorted(alpha, reverse=True)[:10]
+    assert all((entry.label, entry.alpha) == (model.classes[entry.index], alpha[entry.index]) for entry in top.top)
+    none = model.predict(pixels, alpha="none").dirichlet
+    assert (none.alpha, none.top) == (None, None)
+    assert top.precision == none.precision == complete.dirichlet.precision
+
+
 # Errors
+
+
+@pytest.mark.parametrize("images", [np.zeros((6, 5, 3), np.uint8), []])
+def test_an_unknown_detail_of_alpha_is_an_error(opened: Model, images: Any) -> None:
+    with pytest.raises(ParameterError, match=r"^alpha is 'top5'; accepted: top10, all, none\.$"):
+        opened.predict(images, alpha="top5")  # type: ignore[call-overload]
 
 
 def test_a_model_of_an_earlier_version_predicts_but_cannot_explain(

@@ -11,6 +11,8 @@ from functools import cache
 from itertools import repeat
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from qualms.bundle.manifest import Manifest
@@ -19,10 +21,15 @@ from qualms.bundle.runtime import Outputs
 from qualms.decisions.by_class import ClassFlags
 from qualms.decisions.prediction_sets import EMPTY, SetPoint
 from qualms.decisions.verdicts import Rule, Verdicts
-from qualms.errors import BundleError, ExplanationError
+from qualms.errors import BundleError, ExplanationError, ParameterError
 
 ResultRow: TypeAlias = tuple[Any, ...]
 """the values of one result in the order of its fields, without nesting"""
+AlphaDetail: TypeAlias = Literal["top10", "all", "none"]
+"""how much of α a result contains: the ten largest entries, all K entries, or none"""
+TOP_ENTRIES = 10
+ALL_UP_TO_CLASSES = 100
+"""replies of models with more classes have the largest entries of α by default: 1000 entries are most of a reply"""
 
 
 @dataclass(frozen=True)
@@ -53,11 +60,26 @@ class Prediction(ReplyPart):
 Alpha = Annotated[list[NotNegative], BeforeValidator(list)]
 
 
+class ClassAlpha(ReplyPart):
+    """The entry of α that belongs to one class."""
+
+    index: Annotated[int, Field(ge=0)]
+    label: str
+    alpha: NotNegative
+
+
+TopAlpha = Annotated[list[ClassAlpha], Field(min_length=1, max_length=TOP_ENTRIES)]
+
+
 class Dirichlet(ReplyPart):
     """Dir(α) over class probabilities. Labels determine only its mean α/α₀; the size of the precision α₀ is a convention."""
 
-    alpha: Annotated[Alpha, Output("alpha")]
+    alpha: Annotated[Alpha | None, Output("alpha")] = None
+    """all K entries; left out unless all are returned"""
+    top: TopAlpha | None = None
+    """the largest entries, in descending order; left out unless only these are returned"""
     precision: Annotated[NotNegative, Output("precision")]
+    """the sum of all K entries"""
 
 
 class Total(ReplyPart):
@@ -137,7 +159,12 @@ class PredictionSet(ReplyPart):
 class MetaDirichlet(ReplyPart):
     """The Dirichlet distribution that the meta-model alone predicts."""
 
-    alpha: Annotated[Alpha, Output("meta_alpha")]
+    alpha: Annotated[Alpha | None, Output("meta_alpha")] = None
+    """as in `Dirichlet`"""
+    top: TopAlpha | None = None
+    """as in `Dirichlet`"""
+    precision: NotNegative | None = None
+    """the sum of all K entries; left out if `alpha` is returned"""
     mutual_information: Annotated[float, Output("meta_mutual_information")]
 
 
@@ -171,7 +198,7 @@ class ResultBuilder:
         self._probabilities = "base_probabilities" if manifest.prediction == "base" else "probabilities"
         explained = manifest.alpha == "joined"
         left_out = frozenset(_OPTIONAL) - ({"explanation"} if explained else set())
-        needed = {name for name in _layout(left_out)[0] if "." not in name}
+        needed = {name for name in _layout(left_out | _ALPHA_LEFT_OUT["all"])[0] if "." not in name}
         if missing := sorted(needed - set(output_names)):
             raise BundleError(f"The graph of {manifest.name} has no output {missing[0]}, which every result contains.")
 
@@ -183,12 +210,31 @@ class ResultBuilder:
                 "and has no flag terms; `qualms convert` makes one that has them."
             )
 
-    def rows(self, outputs: Outputs, rule: Rule, verdicts: Verdicts, *, explain: bool = False) -> list[ResultRow]:
+    def alpha_detail(self, requested: AlphaDetail | None) -> AlphaDetail:
+        """How much of α results contain; without a request, it depends on the number of classes."""
+        if requested is None:
+            return "all" if len(self._manifest.classes) <= ALL_UP_TO_CLASSES else "top10"
+        if requested not in get_args(AlphaDetail):
+            raise ParameterError(f"alpha is {requested!r}; accepted: {', '.join(get_args(AlphaDetail))}.")
+        return requested
+
+    def rows(
+        self,
+        outputs: Outputs,
+        rule: Rule,
+        verdicts: Verdicts,
+        *,
+        explain: bool = False,
+        alpha: AlphaDetail | None = None,
+    ) -> list[ResultRow]:
         """One row per image; float32 values stay NumPy scalars, so that they are printed with float32 precision."""
+        detail = self.alpha_detail(alpha)
         columns = {**outputs, **self.columns(outputs, rule, verdicts)}
+        if detail == "top10":
+            columns["dirichlet.top"] = self._top(outputs["alpha"])
         if explain:
-            columns["explanation.flag_terms"] = self._flag_terms(outputs)
-        return list(zip(*(columns[name] for name in _layout(_left_out(rule, explain))[0]), strict=False))
+            columns |= self._explanation_columns(outputs, detail)
+        return list(zip(*(columns[name] for name in _layout(_left_out(rule, explain, detail))[0]), strict=False))
 
     def columns(self, outputs: Outputs, rule: Rule, verdicts: Verdicts) -> dict[str, Iterable[Any]]:
         """The values of all fields that are not outputs of the graph, by path, without the explanation."""
@@ -241,23 +287,49 @@ class ResultBuilder:
             "prediction_set.note": [None if row else EMPTY for row in members],
         }
 
-    def _flag_terms(self, outputs: Outputs) -> list[dict[str, Any]]:
-        names = self._manifest.flag_terms
-        return [dict(zip(names, terms, strict=True)) for terms in outputs["fused_terms"]]
+    def _explanation_columns(self, outputs: Outputs, detail: AlphaDetail) -> dict[str, Iterable[Any]]:
+        names, alpha = self._manifest.flag_terms, outputs["meta_alpha"]
+        columns: dict[str, Iterable[Any]] = {
+            "explanation.flag_terms": [dict(zip(names, terms, strict=True)) for terms in outputs["fused_terms"]]
+        }
+        if detail != "all":
+            columns["explanation.meta.precision"] = alpha.sum(axis=-1)
+        if detail == "top10":
+            columns["explanation.meta.top"] = self._top(alpha)
+        return columns
 
-    @staticmethod
-    def nested(rule: Rule, *, explain: bool = False) -> Callable[[ResultRow], dict[str, Any]]:
+    def _top(self, alpha: NDArray[np.float32]) -> list[list[dict[str, Any]]]:
+        """The largest entries of each row of α, (N, K), as `ClassAlpha`; equal ones in the order of their classes."""
+        classes, first = self._manifest.classes, max(0, alpha.shape[-1] - TOP_ENTRIES)
+        tops = []
+        for row in alpha:
+            # A partition of the values takes half the time of one of the indices.
+            candidates = (row >= np.partition(row, first)[first]).nonzero()[0]
+            indices = candidates[(-row[candidates]).argsort(kind="stable")[:TOP_ENTRIES]]
+            entries = zip(indices.tolist(), row[indices], strict=True)
+            tops.append([{"index": index, "label": classes[index], "alpha": value} for index, value in entries])
+        return tops
+
+    def nested(
+        self, rule: Rule, *, explain: bool = False, alpha: AlphaDetail | None = None
+    ) -> Callable[[ResultRow], dict[str, Any]]:
         """A function that nests a row as `Result` does, for JSON."""
-        return _layout(_left_out(rule, explain))[1]
+        return _layout(_left_out(rule, explain, self.alpha_detail(alpha)))[1]
 
 
 _OPTIONAL = ("trust.refusal", "ood.group", "prediction_set", "explanation")
 """fields that some results do not have"""
+_ALPHA_LEFT_OUT: dict[AlphaDetail, frozenset[str]] = {
+    "all": frozenset(("dirichlet.top", "explanation.meta.top", "explanation.meta.precision")),
+    "top10": frozenset(("dirichlet.alpha", "explanation.meta.alpha")),
+    "none": frozenset(("dirichlet.alpha", "dirichlet.top", "explanation.meta.alpha", "explanation.meta.top")),
+}
+"""fields that results do not have, by the detail of α"""
 
 
-def _left_out(rule: Rule, explain: bool) -> frozenset[str]:
+def _left_out(rule: Rule, explain: bool, alpha: AlphaDetail) -> frozenset[str]:
     present = (rule.refusal is not None, rule.classes is not None, rule.sets is not None, explain)
-    return frozenset(name for name, there in zip(_OPTIONAL, present, strict=True) if not there)
+    return _ALPHA_LEFT_OUT[alpha].union(name for name, there in zip(_OPTIONAL, present, strict=True) if not there)
 
 
 @cache

@@ -18,10 +18,11 @@ from urllib.parse import parse_qsl
 
 from qualms.bundle.parts import Guarantee
 from qualms.decisions.operating_point import OperatingPoint
+from qualms.decisions.results import ALL_UP_TO_CLASSES, AlphaDetail
 from qualms.web.problems import Kind, Problem, quoted
 from qualms.web.reply import DEFAULT_QUERY, Query
 
-EXPLAIN = "explain"
+EXPLAIN, ALPHA = "explain", "alpha"
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SCORE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _MAX_QUERY_BYTES = 2048
@@ -57,16 +58,22 @@ def _fraction(name: str, text: str) -> float:
     return float(text)
 
 
-def _guarantee(name: str, text: str) -> str:
-    if text not in get_args(Guarantee):
-        raise Problem.invalid(name, text, ", ".join(get_args(Guarantee)))
-    return text
-
-
 def _boolean(name: str, text: str) -> bool:
     if text not in ("true", "false"):
         raise Problem.invalid(name, text, "true or false")
     return text == "true"
+
+
+def _one_of(description: str, literal: Any) -> QueryParameter:
+    """A parameter whose values are those of a Literal."""
+    accepted = get_args(literal)
+
+    def parse(name: str, text: str) -> str:
+        if text not in accepted:
+            raise Problem.invalid(name, text, ", ".join(accepted))
+        return text
+
+    return QueryParameter(description, {"type": "string", "enum": list(accepted)}, parse)
 
 
 _OPEN_UNIT_INTERVAL = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
@@ -74,9 +81,7 @@ _OPEN_UNIT_INTERVAL = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximu
 QUERY_PARAMETERS = {
     "score": QueryParameter("Another of the model's scores to flag by.", {"type": "string"}, _score),
     "target_fpr": QueryParameter("Another false-alarm rate.", _OPEN_UNIT_INTERVAL, _fraction),
-    "guarantee": QueryParameter(
-        "Another guarantee.", {"type": "string", "enum": list(get_args(Guarantee))}, _guarantee
-    ),
+    "guarantee": _one_of("Another guarantee.", Guarantee),
     "target_risk": QueryParameter("Another error rate of trusted predictions.", _OPEN_UNIT_INTERVAL, _fraction),
     "coverage": QueryParameter(
         "Probability with which the prediction set holds the true class; without it, there is no prediction set.",
@@ -88,8 +93,13 @@ QUERY_PARAMETERS = {
         {"type": "boolean"},
         _boolean,
     ),
+    ALPHA: _one_of(
+        "How much of α is returned: its ten largest entries, all or none; all by default if the model has at most "
+        f"{ALL_UP_TO_CLASSES} classes, else top10.",
+        AlphaDetail,
+    ),
 }
-"""by name: the fields of OperatingPoint, and EXPLAIN"""
+"""by name: the fields of OperatingPoint, EXPLAIN and ALPHA"""
 
 REQUEST_ID, REQUEST_TIMEOUT = "X-Request-ID", "X-Request-Timeout"
 HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -125,8 +135,8 @@ def _parse(raw: bytes) -> Query:
             what = f"The query parameter {name} is given more than once"
             raise Problem.refused(Kind.INVALID, name, what, "one value")
         values[name] = QUERY_PARAMETERS[name].parse(name, text)
-    explain = values.pop(EXPLAIN, False)
-    return Query(OperatingPoint(**values), explain)
+    explain, alpha = values.pop(EXPLAIN, False), values.pop(ALPHA, None)
+    return Query(OperatingPoint(**values), explain, alpha)
 
 
 def parse_timeout(headers: Mapping[bytes, bytes], default: float, maximum: float) -> float:

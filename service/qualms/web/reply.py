@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import AlphaKind, Predictor
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
-from qualms.decisions.results import ReplyPart, Result, ResultBuilder, ResultRow
+from qualms.decisions.results import AlphaDetail, ReplyPart, Result, ResultBuilder, ResultRow
 from qualms.decisions.verdicts import Decider, Verdicts, decide
 from qualms.images.observed import ObservedEncoding
 from qualms.inference.batch import Answer, Batch
@@ -23,6 +23,8 @@ class Query:
 
     point: OperatingPoint = DEFAULT_OPERATING_POINT
     explain: bool = False
+    alpha: AlphaDetail | None = None
+    """None means the default for the model's number of classes"""
 
 
 DEFAULT_QUERY = Query()
@@ -163,6 +165,7 @@ class ReplyWriter:
         if decided is None:
             rule, outputs = self._decider.rule(query.point, size), self.outputs(batch)
             verdicts = decide(rule, outputs)
-            rows = self._builder.rows(outputs, rule, verdicts, explain=query.explain)
-            decided = batch.cache[key] = (verdicts, rows, self._builder.nested(rule, explain=query.explain))
+            rows = self._builder.rows(outputs, rule, verdicts, explain=query.explain, alpha=query.alpha)
+            nested = self._builder.nested(rule, explain=query.explain, alpha=query.alpha)
+            decided = batch.cache[key] = (verdicts, rows, nested)
         return decided

@@ -13,9 +13,9 @@ from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import GraphRunner, Outputs
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.decisions.prediction_sets import EMPTY
-from qualms.decisions.results import Result, ResultBuilder, ResultRow
+from qualms.decisions.results import ALL_UP_TO_CLASSES, AlphaDetail, Result, ResultBuilder, ResultRow
 from qualms.decisions.verdicts import Decider, Rule, Verdicts, decide
-from qualms.errors import BundleError, ExplanationError
+from qualms.errors import BundleError, ExplanationError, ParameterError
 
 N = 4
 Draw = Callable[[int, int], NDArray[np.uint8]]
@@ -38,11 +38,12 @@ def build(
     point: OperatingPoint = DEFAULT_OPERATING_POINT,
     *,
     explain: bool = False,
+    alpha: AlphaDetail | None = None,
 ) -> tuple[list[ResultRow], list[dict[str, Any]]]:
     """The rows of some outputs, and the same as nested dicts."""
     builder, rule = ResultBuilder(manifest, outputs), Decider(manifest).rule(point)
-    rows = builder.rows(outputs, rule, decide(rule, outputs), explain=explain)
-    return rows, list(map(builder.nested(rule, explain=explain), rows))
+    rows = builder.rows(outputs, rule, decide(rule, outputs), explain=explain, alpha=alpha)
+    return rows, list(map(builder.nested(rule, explain=explain, alpha=alpha), rows))
 
 
 def paths_of_schema(schema: dict[str, Any], definitions: dict[str, Any], prefix: str = "") -> list[str]:
@@ -73,15 +74,23 @@ ALL_PATHS = paths_of_schema(SCHEMA, SCHEMA["$defs"])
 
 EVERYTHING = OperatingPoint(guarantee="by-class", coverage=0.9)
 """an operating point whose results have all optional fields but the explanation"""
+WITHOUT: dict[AlphaDetail, tuple[str, ...]] = {
+    "all": ("dirichlet.top", "explanation.meta.top", "explanation.meta.precision"),
+    "top10": ("dirichlet.alpha", "explanation.meta.alpha"),
+    "none": ("dirichlet.alpha", "dirichlet.top", "explanation.meta.alpha", "explanation.meta.top"),
+}
+"""paths that a result does not have, by how much of α it has"""
 
 
+@pytest.mark.parametrize("alpha", ["all", "top10", "none"])
 def test_if_everything_is_requested_every_field_of_the_schema_has_a_value_in_its_order(
-    refusing: Manifest, outputs: dict[str, NDArray[Any]]
+    refusing: Manifest, outputs: dict[str, NDArray[Any]], alpha: AlphaDetail
 ) -> None:
-    rows, documents = build(refusing, outputs, EVERYTHING, explain=True)
-    assert [len(row) for row in rows] == N * [len(ALL_PATHS)]
+    rows, documents = build(refusing, outputs, EVERYTHING, explain=True, alpha=alpha)
+    expected = [path for path in ALL_PATHS if path not in WITHOUT[alpha]]
+    assert [len(row) for row in rows] == N * [len(expected)]
     for document in documents:
-        assert paths_of(document) == ALL_PATHS
+        assert paths_of(document) == expected
         assert document["trust"]["accept"] is document["trust"]["threshold"] is None
         assert document["trust"]["refusal"].startswith("A target risk of 1e-06 needs")
 
@@ -102,7 +111,7 @@ def test_only_refusal_group_prediction_set_and_explanation_may_be_omitted(
     point = OperatingPoint(guarantee="by-class" if by_class else None, coverage=0.9 if with_set else None)
     rows, documents = build(request.getfixturevalue(which), outputs, point, explain=explain)
     optional = {"trust.refusal": refused, "ood.group": by_class, "prediction_set": with_set, "explanation": explain}
-    left_out = tuple(path for path, present in optional.items() if not present)
+    left_out = (*WITHOUT["all"], *(path for path, present in optional.items() if not present))
     expected = [path for path in ALL_PATHS if not path.startswith(left_out)]
     assert [len(row) for row in rows] == N * [len(expected)]
     assert [paths_of(document) for document in documents] == N * [expected]
@@ -162,6 +171,73 @@ def test_an_explanation_has_the_flag_terms_and_the_distribution_of_the_meta_mode
         assert explanation.meta.mutual_information == outputs["meta_mutual_information"][row]
 
 
+def with_alpha(alpha: list[float], outputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The outputs with this α (K,) for every image, as the served and as the meta-model's."""
+    rows = np.tile(np.array(alpha, np.float32), (N, 1))
+    return {**outputs, "alpha": rows, "meta_alpha": 2 * rows}
+
+
+def test_the_top_entries_of_alpha_are_the_largest_ones_with_their_classes(
+    manifest: Manifest, outputs: dict[str, NDArray[Any]]
+) -> None:
+    many = manifest.model_copy(update={"classes": [f"c{index}" for index in range(14)]})
+    alpha = [3.0, 1.0, 9.0, 3.0, 8.5, 1.0, 2.0, 1.0, 7.0, 1.0, 1.0, 6.0, 5.0, 1.0]
+    indices = [2, 4, 8, 11, 12, 0, 3, 6, 1, 5]  # equal entries in the order of their classes
+    for document in build(many, with_alpha(alpha, outputs), explain=True, alpha="top10")[1]:
+        result = Result.model_validate(document)
+        assert result.explanation is not None
+        meta = result.explanation.meta
+        assert result.dirichlet.alpha is meta.alpha is None
+        for top, factor in ((result.dirichlet.top, 1), (meta.top, 2)):
+            assert top is not None
+            assert [(entry.index, entry.label, entry.alpha) for entry in top] == [
+                (index, f"c{index}", factor * alpha[index]) for index in indices
+            ]
+        assert meta.precision == 2 * sum(alpha)
+
+
+def test_the_top_entries_of_a_few_classes_are_all_of_them(manifest: Manifest, outputs: dict[str, NDArray[Any]]) -> None:
+    for document in build(manifest, with_alpha([1.0, 5.0, 2.0], outputs), alpha="top10")[1]:
+        assert [(entry["label"], entry["alpha"]) for entry in document["dirichlet"]["top"]] == [
+            ("crab", 5),
+            ("dove", 2),
+            ("bee", 1),
+        ]
+
+
+@pytest.mark.parametrize("alpha", ["all", "top10", "none"])
+def test_the_precision_does_not_depend_on_how_much_of_alpha_is_returned(
+    manifest: Manifest, outputs: dict[str, NDArray[Any]], alpha: AlphaDetail
+) -> None:
+    for row, document in enumerate(build(manifest, outputs, explain=True, alpha=alpha)[1]):
+        assert document["dirichlet"]["precision"] == outputs["precision"][row]
+        if alpha != "all":
+            expected = pytest.approx(outputs["meta_alpha"][row].sum(), rel=1e-6)
+            assert document["explanation"]["meta"]["precision"] == expected
+
+
+@pytest.mark.parametrize(("classes", "expected"), [(ALL_UP_TO_CLASSES, "all"), (ALL_UP_TO_CLASSES + 1, "top10")])
+def test_the_default_depends_on_the_number_of_classes(
+    manifest: Manifest, outputs: dict[str, NDArray[Any]], classes: int, expected: AlphaDetail
+) -> None:
+    many = manifest.model_copy(update={"classes": [str(index) for index in range(classes)]})
+    outputs = with_alpha([float(index) for index in range(classes)], outputs)
+    present = {
+        alpha: [list(document["dirichlet"]) for document in build(many, outputs, alpha=alpha)[1]]
+        for alpha in (None, "all", "top10", "none")
+    }
+    assert present["all"] == N * [["alpha", "precision"]]
+    assert present["top10"] == N * [["top", "precision"]]
+    assert present["none"] == N * [["precision"]]
+    assert present[None] == present[expected]
+
+
+def test_an_unknown_detail_of_alpha_is_an_error(manifest: Manifest, outputs: dict[str, NDArray[Any]]) -> None:
+    with pytest.raises(ParameterError) as caught:
+        build(manifest, outputs, alpha="some")  # type: ignore[arg-type]
+    assert str(caught.value) == "alpha is 'some'; accepted: top10, all, none."
+
+
 def test_results_of_an_earlier_model_cannot_be_explained(earlier_manifest: Manifest, earlier_graph: bytes) -> None:
     builder = ResultBuilder(earlier_manifest, GraphRunner(earlier_graph).outputs)
     with pytest.raises(ExplanationError) as caught:
@@ -179,6 +255,8 @@ def test_every_document_validates_as_a_result(
         *build(manifest, outputs)[1],
         *build(refusing, outputs)[1],
         *build(refusing, outputs, EVERYTHING, explain=True)[1],
+        *build(refusing, outputs, EVERYTHING, explain=True, alpha="top10")[1],
+        *build(manifest, outputs, alpha="none")[1],
     ):
         result = Result.model_validate(document)
         assert result.model_dump(exclude_unset=True).keys() == document.keys()

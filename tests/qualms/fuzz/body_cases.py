@@ -230,7 +230,7 @@ def unusual_json(rng: Random) -> Request:
 
 
 def unusual_query(rng: Random) -> Request:
-    names = ("score", "target_fpr", "guarantee", "target_risk", "explain", "x", "")
+    names = ("score", "target_fpr", "guarantee", "target_risk", "explain", "alpha", "x", "")
     values = (
         "entropy",
         "0.1",

@@ -55,6 +55,12 @@ def test_openmetrics_agrees_with_the_document(client: httpx.Client, openapi: dic
         ({}, 200),
         ({"params": "score=precision&target_fpr=0.3&guarantee=marginal&target_risk=0.2"}, 200),
         ({"params": "explain=true"}, 200),
+        ({"params": "alpha=top10"}, 200),
+        ({"params": "alpha=all"}, 200),
+        ({"params": "alpha=none"}, 200),
+        ({"params": "alpha=top10&explain=true"}, 200),
+        ({"params": "alpha=none&explain=true"}, 200),
+        ({"params": "alpha=top5"}, 422),
         ({"params": "coverage=0.9"}, 200),
         ({"params": "coverage=0.01"}, 200),
         ({"params": "guarantee=by-class&target_fpr=0.05"}, 200),
@@ -84,6 +90,28 @@ def test_replies_to_predictions_agree_with_the_document(
     )
     assert response.status_code == status
     check(openapi, response, "/predict", "post")
+
+
+@pytest.mark.parametrize("alpha", [None, "top10", "all", "none"])
+@pytest.mark.parametrize("explain", ["false", "true"])
+def test_replies_of_a_model_with_many_classes_agree_with_the_document(
+    start_service: Callable[..., httpx.Client],
+    openapi: dict[str, Any],
+    many_classes_bundle: Bundle,
+    alpha: str | None,
+    explain: str,
+) -> None:
+    client = start_service(many_classes_bundle.path)
+    params = {"explain": explain, **({} if alpha is None else {"alpha": alpha})}
+    response = client.post("/predict", json={"images": [[[1, 2], [3, 4]], [[200]]]}, params=params)
+    assert response.status_code == 200
+    check(openapi, response, "/predict", "post")
+    for result in response.json()["results"]:
+        parts = [result["dirichlet"], *([result["explanation"]["meta"]] if explain == "true" else ())]
+        for part in parts:
+            assert len(part.get("alpha", [])) == (150 if alpha == "all" else 0)
+            assert len(part.get("top", [])) == (10 if alpha in (None, "top10") else 0)
+            assert part.get("precision", 0) > 0 or "alpha" in part
 
 
 def test_a_trust_refusal_agrees_with_the_document(
@@ -119,9 +147,10 @@ def test_replies_of_other_calibrations_agree_with_the_document(
         check(openapi, client.get(path), path.replace("tiny", "{name}"), "get")
 
 
-def test_the_document_describes_the_values_of_coverage_and_guarantee(openapi: dict[str, Any]) -> None:
+def test_the_document_describes_the_values_of_coverage_guarantee_and_alpha(openapi: dict[str, Any]) -> None:
     parameters = {one["name"]: one["schema"] for one in openapi["paths"]["/predict"]["post"]["parameters"]}
     assert parameters["guarantee"] == {"type": "string", "enum": ["confident", "marginal", "by-class"]}
+    assert parameters["alpha"] == {"type": "string", "enum": ["top10", "all", "none"]}
     assert parameters["coverage"] == {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
 
 
@@ -138,7 +167,7 @@ def test_the_document_lists_all_parameters_bodies_and_statuses(openapi: dict[str
     operation = openapi["paths"]["/predict"]["post"]
     queries = {parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "query"}
     headers = {parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "header"}
-    assert queries == {"explain", *(field.name for field in fields(OperatingPoint))}
+    assert queries == {"explain", "alpha", *(field.name for field in fields(OperatingPoint))}
     assert headers == {"X-Request-ID", "X-Request-Timeout"}
     assert set(operation["requestBody"]["content"]) == {
         "image/*",

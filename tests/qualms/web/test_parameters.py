@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
+from qualms.decisions.results import AlphaDetail
 from qualms.web.parameters import QUERY_PARAMETERS, parse_query, parse_request_id, parse_timeout
 from qualms.web.problems import Problem
 from qualms.web.reply import DEFAULT_QUERY, Query
@@ -25,6 +26,12 @@ def test_parameters_are_accepted_in_any_order() -> None:
 @pytest.mark.parametrize(("text", "explain"), [("true", True), ("false", False)])
 def test_an_explanation_does_not_change_the_operating_point(text: str, explain: bool) -> None:
     assert parse_query(f"explain={text}".encode()) == Query(DEFAULT_OPERATING_POINT, explain)
+
+
+@pytest.mark.parametrize("alpha", ["top10", "all", "none"])
+def test_the_detail_of_alpha_does_not_change_the_operating_point(alpha: AlphaDetail) -> None:
+    query = parse_query(f"alpha={alpha}".encode())
+    assert query == Query(DEFAULT_OPERATING_POINT, alpha=alpha) != DEFAULT_QUERY
 
 
 def test_the_same_query_is_parsed_once() -> None:
@@ -55,7 +62,7 @@ def test_a_rate_that_is_not_a_number_between_0_and_1_is_422(name: str, text: str
         (
             b"targetfpr=0.1",
             "targetfpr",
-            "unknown; accepted: score, target_fpr, guarantee, target_risk, coverage, explain",
+            "unknown; accepted: score, target_fpr, guarantee, target_risk, coverage, explain, alpha",
         ),
         (b"score=entropy&score=entropy", "score", "more than once"),
         (b"guarantee=sure", "guarantee", "accepted: confident, marginal, by-class"),
@@ -64,6 +71,10 @@ def test_a_rate_that_is_not_a_number_between_0_and_1_is_422(name: str, text: str
         (b"explain=", "explain", "accepted: true or false"),
         (b"explain=True", "explain", "accepted: true or false"),
         (b"explain=true&explain=true", "explain", "more than once"),
+        (b"alpha=top5", "alpha", "alpha is 'top5'; accepted: top10, all, none."),
+        (b"alpha=", "alpha", "accepted: top10, all, none"),
+        (b"alpha=ALL", "alpha", "accepted: top10, all, none"),
+        (b"alpha=all&alpha=all", "alpha", "more than once"),
         (b"guarantee=by_class", "guarantee", "accepted: confident, marginal, by-class"),
         (b"coverage=0.9&coverage=0.9", "coverage", "more than once"),
         (b"score=", "score", "accepted: the name of"),

@@ -255,6 +255,32 @@ def parts(reply: bytes) -> tuple[bytes, list[bytes], Any]:
 # Equal replies
 
 
+@pytest.mark.parametrize("alpha", ["", "top10", "all", "none", "top5"])
+@pytest.mark.parametrize("which", ["bundle", "many_classes_bundle"])
+def test_the_detail_of_alpha_is_the_same_by_both_entrances(
+    request: pytest.FixtureRequest, image: bytes, asgi_ids: list[str], which: str, alpha: str
+) -> None:
+    async def scene(host: Host) -> None:
+        target = f"/predict?alpha={alpha}" if alpha else "/predict"
+        direct = await host.reply(post(image, "x-request-id: a", target=target))
+        host.use_asgi()
+        asgi = await host.reply(post(image, "x-request-id: a", target=target))
+        assert asgi_ids == ["a"]
+        assert parts(direct) == parts(asgi)
+        status, _, reply = parts(direct)
+        if alpha == "top5":
+            assert status.split()[1] == b"422"
+            assert (reply["field"], reply["accepted"]) == ("alpha", "top10, all, none")
+            return
+        classes = len(host.model.bundle.manifest.classes)
+        entries = {"top10": ["top", "precision"], "all": ["alpha", "precision"], "none": ["precision"]}
+        dirichlet = reply["results"][0]["dirichlet"]
+        assert list(dirichlet) == entries[alpha or ("all" if classes <= 100 else "top10")]
+        assert len(dirichlet.get("alpha", dirichlet.get("top", []))) in (0, min(classes, 10), classes)
+
+    play(request.getfixturevalue(which), scene)
+
+
 @pytest.mark.parametrize(
     ("headers", "version", "kind"),
     [

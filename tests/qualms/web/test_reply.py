@@ -144,6 +144,21 @@ def test_requests_with_and_without_explanation_can_share_a_batch(
         }
 
 
+def test_requests_with_different_details_of_alpha_can_share_a_batch(writer: ReplyWriter, batch: Batch) -> None:
+    queries = (DEFAULT_QUERY, Query(alpha="top10"), Query(alpha="none"), Query(alpha="all"))
+    replies = [
+        write(writer, Answer(batch, row, 1, 0.0), query)["results"][0] for row in range(ROWS) for query in queries
+    ]
+    for default, top, none, all_ in zip(*(replies[first::4] for first in range(4)), strict=True):
+        assert all_ == default
+        alpha = default["dirichlet"].pop("alpha")
+        entries = top["dirichlet"].pop("top")
+        assert [entry["alpha"] for entry in entries] == sorted(alpha, reverse=True)
+        assert [alpha[entry["index"]] for entry in entries] == [entry["alpha"] for entry in entries]
+        assert default == top == none
+        assert list(default["dirichlet"]) == ["precision"]
+
+
 def test_a_reply_reports_the_requested_operating_point(writer: ReplyWriter, batch: Batch) -> None:
     point = OperatingPoint("precision", 0.2, "marginal", 0.1)
     (result,) = write(writer, Answer(batch, 1, 1, 0.0), Query(point))["results"]
