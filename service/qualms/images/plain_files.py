@@ -4,8 +4,9 @@
 write. Plain files are decoded in the service's own threads (`qualms.images.fast_decoders`); all other files, whether
 hostile or merely unusual, are decoded by Pillow in worker processes with limits on memory and time.
 
-For a plain file the fast decoders give the same pixels as Pillow. Where they differ, the file is not plain: checksums that
-Pillow verifies, and metadata that Pillow might read as an orientation in a way that this module does not.
+For a plain file the fast decoders give the same pixels as Pillow. Where they differ, the file is not plain: checksums of
+chunks, and metadata that Pillow might refuse, or read as an orientation, in a way that this module does not. One difference
+remains: Pillow also verifies the checksum inside the compressed pixels of a PNG, and libspng does not.
 """
 
 import struct
@@ -31,7 +32,17 @@ _MAX_EXIF_ENTRIES = 256
 _PNG_HEADER = struct.Struct(">I4sIIBBBBBI")
 _PNG_CHUNK = struct.Struct(">I4s")
 _PNG_CRC = struct.Struct(">I")
-_PNG_METADATA = frozenset(b"gAMA cHRM sRGB sBIT bKGD pHYs tIME tEXt".split())
+_PNG_METADATA = {
+    b"gAMA": (4,),
+    b"cHRM": (32,),
+    b"sRGB": (1,),
+    b"sBIT": range(1, 5),
+    b"bKGD": range(1, 7),
+    b"pHYs": (9,),
+    b"tIME": (7,),
+    b"tEXt": range(2, MAX_PNG_METADATA + 1),
+}
+"""accepted chunks with their accepted lengths"""
 _PNG_PROFILES = (b"Raw profile", b"XML:com.adobe.xmp")
 """beginnings of texts in which Pillow looks for an orientation"""
 _PNG_MODES: dict[tuple[int, int], str] = {
@@ -56,6 +67,9 @@ _SEARCH_BYTES = 2**20
 _COLOUR_SAMPLING = frozenset({0x11, 0x21, 0x12, 0x22, 0x41})
 """sampling factors of the first of three components; the other two have 1 × 1. These are 4:4:4, 4:2:2, 4:4:0, 4:2:0, 4:1:1"""
 
+_APPS = (b"JFIF", b"ICC_PROFILE")
+_MIN_APP_LENGTH = 16
+"""Pillow refuses a file in which one of these application segments is shorter."""
 _EXIF_PREFIX = b"Exif\0\0"
 _ORIENTATION, _SHORT = 0x0112, 3
 _TIFF_TYPE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
@@ -117,7 +131,8 @@ def _read_png(data: bytes) -> PlainFile:
             needs_palette = False
         else:
             metadata += length
-            if kind not in _PNG_METADATA or metadata > MAX_PNG_METADATA or data.startswith(_PNG_PROFILES, offset + 8):
+            is_usual = length in _PNG_METADATA.get(kind, ())
+            if not is_usual or metadata > MAX_PNG_METADATA or data.startswith(_PNG_PROFILES, offset + 8):
                 raise _NotPlain
         offset, before = end, kind
     raise _NotPlain
@@ -160,6 +175,8 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         marker, length = _JPEG_SEGMENT.unpack_from(data, start)
         end = start + 2 + length
         if length < 2 or end > min(len(data), MAX_JPEG_METADATA):
+            raise _NotPlain
+        if length < _MIN_APP_LENGTH and data.startswith(_APPS, start + 4):
             raise _NotPlain
         yield marker, start, end
         start = end

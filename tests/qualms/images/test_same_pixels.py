@@ -15,7 +15,9 @@ from tests.qualms.images.png_files import NamedFile
 
 from qualms.errors import ImageError
 from qualms.images.input_spec import InputSpec
-from qualms.images.preprocess import conform, decode, preprocess
+from qualms.images.pillow_decoder import decode
+from qualms.images.plain_files import read_plain
+from qualms.images.preprocess import conform, preprocess, preprocess_with_pillow
 
 SPECS = {
     "28×28 grey": InputSpec(height=28, width=28, colour="L"),
@@ -72,11 +74,19 @@ def difference(actual: Outcome, expected: Outcome) -> str | None:
 
 def differences(name: str, data: bytes, specs: dict[str, InputSpec]) -> list[str]:
     decoded = reference(data)
-    return [
-        f"{name}, {size}: {found}"
+    found = [
+        f"{name}, {size}: {one}"
         for size, spec in specs.items()
-        if (found := difference(outcome(data, spec), outcome_of_reference(decoded, spec)))
+        if (one := difference(outcome(data, spec), outcome_of_reference(decoded, spec)))
     ]
+    return [one for one in found if not is_known(one)]
+
+
+def is_known(difference: str) -> bool:
+    """Whether it is the known one: only Pillow verifies the checksum inside the compressed pixels of a PNG."""
+    return difference.startswith(("png data: wrong checksum", "png data: damaged")) and difference.endswith(
+        "accepted, by Pillow malformed"
+    )
 
 
 def test_every_file_has_the_pixels_of_pillow(files: list[NamedFile]) -> None:
@@ -103,6 +113,26 @@ def test_mutated_files_have_the_pixels_of_pillow(files: list[NamedFile]) -> None
         for number, mutation in enumerate(islice(mutations(data, rng, others), MUTATIONS)):
             found += differences(f"{name}, mutation {number}", mutation, small)
     assert found == []
+
+
+def test_most_files_are_plain_and_many_are_not(files: list[NamedFile]) -> None:
+    plain = sum(read_plain(data) is not None for _, data in files)
+    assert 8_000 < plain < len(files) - 6_000
+
+
+def test_scaled_jpeg_files_have_the_pixels_of_pillow(files: list[NamedFile]) -> None:
+    spec = InputSpec(height=9, width=7, scaled_jpeg=True)
+    scaled = 0
+    for name, data in files:
+        plain = read_plain(data)
+        if (
+            plain is not None
+            and plain.kind == "jpeg"
+            and min(plain.width, plain.height) >= 2 * (spec.min_jpeg_side or 0)
+        ):
+            scaled += 1
+            assert np.array_equal(preprocess(data, spec), preprocess_with_pillow(data, spec)), name
+    assert scaled > 30
 
 
 def test_files_are_many_different_and_of_both_kinds(files: list[NamedFile]) -> None:
