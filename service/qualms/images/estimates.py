@@ -18,13 +18,13 @@ from qualms.images.plain_files import PlainFile
 _MB = 2**20
 _BASE_BYTES = 4 * _MB
 """memory that a thread takes for any file"""
-_WORKER_BASE_BYTES = 24 * _MB
+_WORKER_BASE_BYTES = 16 * _MB
 """address space that a worker takes for any file, mostly for libraries and unused parts of its heap"""
 _ARRAY_BYTES_PER_PIXEL = 8
 _JPEG_BYTES_PER_PIXEL = 4
 _COEFFICIENT_BYTES_PER_PIXEL = 6
 """three components of two bytes, if the coefficients of the whole image are kept"""
-_WORKER_BYTES_PER_PIXEL = {"png": 16, "jpeg": 18, "webp": 26, "bmp": 10, "gif": 18, "tiff": 26}
+_WORKER_BYTES_PER_PIXEL = {"png": 10, "jpeg": 14, "webp": 19, "bmp": 8, "gif": 10, "tiff": 18}
 """Pillow's peak for the least favourable kind of file, with conversion to opaque RGB"""
 _THREAD_SECONDS = (50e-6, 10e-9)
 """for a file, and for each pixel"""

@@ -11,7 +11,6 @@ timer whose signal ends the worker, because a decoder cannot be interrupted othe
 
 import gc
 import json
-import mmap
 import os
 import resource
 import signal
@@ -106,10 +105,8 @@ def _limited(request: dict[str, Any], memory: int, base: int) -> dict[str, Any]:
 
 
 def _decode(request: dict[str, Any], memory: int) -> dict[str, Any]:
-    with mmap.mmap(memory, request["bytes"], access=mmap.ACCESS_READ) as file:
-        data = file[:]
     image = decode(
-        data,
+        os.pread(memory, request["bytes"], 0),
         max_pixels=request["max_pixels"],
         max_side=request["max_side"],
         min_jpeg_side=request["min_jpeg_side"],

@@ -25,7 +25,7 @@ SPECS = {
     "224 crop of 256": InputSpec(height=224, width=224, fit="crop", shorter_side=256),
     "64×48 bicubic": InputSpec(height=48, width=64, resize="bicubic"),
 }
-MUTATED_FILES = 1500
+MUTATED_FILES = 300
 MUTATIONS = 5
 
 Outcome = NDArray[np.uint8] | str
