@@ -35,6 +35,8 @@ _READY_SECONDS = 600.0
 """time in which a server must start under valgrind"""
 _SLOW_SERVER = {"QUALMS_REQUEST_TIMEOUT_SECONDS": "600"}
 """no request is refused because valgrind is slow"""
+_DECODERS = ("/PIL/", "/pillow.libs/", "/simplejpeg", "/pyspng")
+"""parts of the paths of the decoders' libraries"""
 _CALLGRIND_COST = re.compile(r"[+*0-9-]\S* (\d+)$")
 
 
@@ -46,7 +48,7 @@ class Instructions:
     inference: float | None = None
     """in ONNX Runtime's libraries"""
     decode: float | None = None
-    """in Pillow's libraries, without the Python code that calls them"""
+    """in the libraries of image decoders, without the Python code that calls them"""
 
     @property
     def rest(self) -> float | None:
@@ -179,7 +181,7 @@ def parse_callgrind(lines: Iterable[str]) -> Instructions:
     return Instructions(
         by_library.total(),
         sum(cost for name, cost in by_library.items() if "onnxruntime" in name),
-        sum(cost for name, cost in by_library.items() if "/PIL/" in name or "/pillow.libs/" in name),
+        sum(cost for name, cost in by_library.items() if any(decoder in name for decoder in _DECODERS)),
     )
 
 
