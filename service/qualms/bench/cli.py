@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-_COMPARISON = ("bundle", "seconds", "rounds", "concurrency", "profile", "instructions")
+_COMPARISON = ("bundle", "seconds", "rounds", "concurrency", "profile", "instructions", "cores", "pid")
 """options that the overload and the attacks do not have"""
 
 
@@ -28,12 +28,18 @@ def bench(
     concurrency: Annotated[
         list[int] | None,
         typer.Option(
-            help="Number of simultaneous requests; repeat for more values.", min=1, max=4096, show_default="1, 8, 64"
+            help="Number of simultaneous requests; repeat for more values.",
+            min=1,
+            max=4096,
+            show_default="1, 8, 64; for photo-12mp 1, 8",
         ),
     ] = None,
     pictures: Annotated[
-        Literal["digits", "colour"],
-        typer.Option(help="Images to send: digits in the model's size and colour, or 32 × 32 RGB images of 2.6 kB."),
+        Literal["digits", "colour", "photo-224", "photo-640", "photo-12mp"],
+        typer.Option(
+            help="Images to send: digits in the model's size and colour, 32 × 32 RGB images of 2.6 kB (PNG), or photographs "
+            "of 224 × 224, 640 × 480 or 4000 × 3000 pixels (JPEG), which need longer --seconds."
+        ),
     ] = "digits",
     profile: Annotated[bool, typer.Option("--profile", help="Also print the time spent in each stage.")] = False,
     instructions: Annotated[
@@ -44,6 +50,21 @@ def bench(
             "Takes minutes.",
         ),
     ] = False,
+    cores: Annotated[
+        int,
+        typer.Option(
+            help="Number of cores of the server; the limit is that of one core. If none is left, the load generator "
+            "shares them.",
+            min=1,
+            max=1024,
+        ),
+    ] = 1,
+    pid: Annotated[
+        int | None,
+        typer.Option(
+            help="With a URL: process of the service, if it does not listen itself, as in a container.", min=1
+        ),
+    ] = None,
     overload: Annotated[
         float | None,
         typer.Option(help="Instead: offer 3 times the capacity for this many seconds.", min=1.0, max=3600.0),
@@ -80,17 +101,19 @@ def bench(
         return
     _require(context, "deadline", "--overload")
     _require(context, "attack_seconds", "--attack")
-    from qualms.bench.comparison import CONCURRENCIES, compare
+    from qualms.bench.comparison import compare
 
     compare(
         target,
         bundle=bundle,
         seconds=seconds,
         rounds=rounds,
-        concurrencies=concurrency or CONCURRENCIES,
+        concurrencies=concurrency or None,
         pictures=pictures,
         profile=profile,
         instructions=instructions,
+        cores=cores,
+        pid=pid,
     )
 
 

@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 import httptools
 
-
 _JPEG_START = b"\xff\xd8"
 
 

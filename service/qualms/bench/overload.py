@@ -140,12 +140,12 @@ def run_overload(
     console = console or Console()
     bundle = open_bundle(resolve_model(model))
     files, path = draw_pngs(bundle.manifest.input), str(bundle.path.resolve())
-    server_core, load_core = choose_cores()
-    serve = server(service_command(path), server_core)
-    with exit_on_sigterm(), serve as service, pinned(load_core):
+    server_cores, load_cores = choose_cores()
+    serve = server(service_command(path), server_cores)
+    with exit_on_sigterm(), serve as service, pinned(load_cores):
         result = measure(service, files, seconds, deadline, idle_seconds)
     print_overload(result, console)
-    if server_core is not None and server_core == load_core:
+    if server_cores and server_cores == load_cores:
         console.print("Server and load generator shared the only core, so the load took time from the server.")
     return result
 

@@ -73,8 +73,8 @@ def run_attacks(
 @contextmanager
 def _service(path: str, files: list[bytes]) -> Iterator[ServerProcess]:
     """A new service that has answered requests; this process and those it starts run on the other core."""
-    server_core, load_core = choose_cores()
-    with server(service_command(path), server_core) as service, pinned(load_core):
+    server_cores, load_cores = choose_cores()
+    with server(service_command(path), server_cores) as service, pinned(load_cores):
         run_client(service.url, files, _WARM_UP_SECONDS)
         yield service
 
