@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+Pictures = Literal["digits", "colour", "photo-224", "photo-640", "photo-12mp"]
+"""as in qualms.bench.sample_images, which is not imported here, because it needs Pillow"""
 _COMPARISON = ("bundle", "seconds", "rounds", "concurrency", "profile", "instructions", "cores", "pid")
 """options that the overload and the attacks do not have"""
 
@@ -35,7 +37,7 @@ def bench(
         ),
     ] = None,
     pictures: Annotated[
-        Literal["digits", "colour", "photo-224", "photo-640", "photo-12mp"],
+        Pictures,
         typer.Option(
             help="Images to send: digits in the model's size and colour, 32 × 32 RGB images of 2.6 kB (PNG), or photographs "
             "of 224 × 224, 640 × 480 or 4000 × 3000 pixels (JPEG), which need longer --seconds."
@@ -72,6 +74,18 @@ def bench(
     deadline: Annotated[
         float, typer.Option(help="With --overload: deadline of each request in seconds.", min=0.01, max=60)
     ] = 0.5,
+    photos: Annotated[
+        float | None,
+        typer.Option(
+            help="With --overload: share of requests that are photographs of 12 megapixels, for example 0.1; capacity is "
+            "that of the mix.",
+            min=0.001,
+            max=0.999,
+        ),
+    ] = None,
+    photo_deadline: Annotated[
+        float, typer.Option(help="With --photos: deadline of each photograph in seconds.", min=0.1, max=60)
+    ] = 10.0,
     attack: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,22 +98,21 @@ def bench(
 ) -> None:
     """Compare the service with the machine's limit and a plain FastAPI server; without MODEL, for the default model."""
     if overload is not None:
-        from qualms.bench.overload import run_overload
-
-        _refuse(context, "--overload", *_COMPARISON, "pictures", "attack", "attack_seconds")
-        run_overload(target, seconds=overload, deadline=deadline)
+        _refuse(context, "--overload", *_COMPARISON, "attack", "attack_seconds")
+        _overload(context, target, overload, deadline, photos, photo_deadline, pictures)
         return
     if attack:
         from qualms.bench.attacks.report import print_list
         from qualms.bench.attacks.run import failed, run_attacks
 
-        _refuse(context, "--attack", *_COMPARISON, "deadline")
+        _refuse(context, "--attack", *_COMPARISON, "deadline", "photos", "photo_deadline")
         if "list" in attack:
             print_list(Console())
         elif failed(run_attacks(attack, target, seconds=attack_seconds, pictures=pictures)):
             raise typer.Exit(1)
         return
-    _require(context, "deadline", "--overload")
+    for option in ("deadline", "photos", "photo_deadline"):
+        _require(context, option, "--overload")
     _require(context, "attack_seconds", "--attack")
     from qualms.bench.comparison import compare
 
@@ -114,6 +127,35 @@ def bench(
         instructions=instructions,
         cores=cores,
         pid=pid,
+    )
+
+
+def _overload(
+    context: typer.Context,
+    target: str | None,
+    seconds: float,
+    deadline: float,
+    photos: float | None,
+    photo_deadline: float,
+    pictures: Pictures,
+) -> None:
+    """Overload by small requests, or by a mix of them with photographs."""
+    from qualms.bench.processes import BenchError
+
+    if pictures not in ("digits", "colour"):
+        raise BenchError(
+            f"--pictures {pictures} and --overload cannot be combined; digits and colour can, and --photos adds photographs."
+        )
+    if photos is None:
+        from qualms.bench.overload import run_overload
+
+        _require(context, "photo_deadline", "--photos")
+        run_overload(target, seconds=seconds, deadline=deadline, pictures=pictures)
+        return
+    from qualms.bench.mixed_overload import run_mixed_overload
+
+    run_mixed_overload(
+        target, seconds=seconds, photos=photos, deadline=deadline, photo_deadline=photo_deadline, pictures=pictures
     )
 
 

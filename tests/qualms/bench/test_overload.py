@@ -317,4 +317,4 @@ def test_the_command_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> N
     given: dict[str, Any] = {}
     monkeypatch.setattr(overload, "run_overload", lambda model, **options: given.update(options, model=model))
     assert CliRunner().invoke(cli.app, ["bench", "mnist", "--overload", "60", "--deadline", "0.25"]).exit_code == 0
-    assert given == {"model": "mnist", "seconds": 60.0, "deadline": 0.25}
+    assert given == {"model": "mnist", "seconds": 60.0, "deadline": 0.25, "pictures": "digits"}
