@@ -146,7 +146,7 @@ def run_mixed_overload(
         answered = send_requests(url, photographs, capacity_photos, _PHOTO_CONCURRENCY)
         photo_capacity = answered / (time.perf_counter() - start)
         rate = _FACTOR * mix_capacity(small_capacity, photo_capacity, photos)
-        small = _Load("small requests", small_capacity, files, (1 - photos) * rate, deadline)
+        small = _Load("small", small_capacity, files, (1 - photos) * rate, deadline)
         large = _Load("photographs", photo_capacity, photographs, photos * rate, photo_deadline)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             result = runner.run(_offer(service, small, large, seconds))
@@ -197,7 +197,7 @@ def print_mixed(result: MixedResult, photos: float, console: Console) -> None:
         f"photographs {result.photos.offered.deadline:g} s."
     )
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    headers = ("alone/s", "sent/s", "in\ntime/s", "of\nsent", "of\nalone", "429", "other", "no\nreply", "p99 ms")
+    headers = ("alone/s", "sent/s", "in\ntime/s", "of\nsent", "of\nalone", "429", "other", "no\nreply", "p99\nms")
     for header in ("", *headers):
         table.add_column(header, justify="right" if header else "left", no_wrap=True)
     for kind in (result.small, result.photos):
@@ -209,7 +209,7 @@ def print_mixed(result: MixedResult, photos: float, console: Console) -> None:
     for kind in (result.small, result.photos):
         if not kind.generator_kept_up:
             skipped = kind.offered.skipped_late + kind.offered.skipped_no_connection
-            console.print(f"The load generator did not send {skipped:,} of the {kind.name} that were due.")
+            console.print(f"The load generator did not send {skipped:,} requests ({kind.name}) that were due.")
     console.print(
         f"Goodput of small requests: {result.small_share:.1%} of those sent or of half their capacity, whichever is "
         f"less. Goodput of photographs: {result.photos.share_of_capacity:.2f} of their capacity alone."

@@ -81,7 +81,7 @@ def print_comparison(rows: Sequence[ComparisonRow], console: Console) -> None:
         if index:
             table.add_row()
         if row.limit is not None:
-            table.add_row(str(row.concurrency), "limit", f"{row.limit.images_per_second:,.0f}")
+            table.add_row(str(row.concurrency), "limit", _rate(row.limit.images_per_second))
         ratios = [_ratio(value) for value in (row.share_of_limit, row.throughput_ratio, row.latency_ratio)]
         table.add_row("" if row.limit else str(row.concurrency), "[bold]qualms", *_figures(row.ours.load), *ratios)
         if row.plain is not None:
@@ -111,7 +111,7 @@ def print_costs(rows: Sequence[ComparisonRow], console: Console) -> None:
                 f"{1e6 * row.limit.decode:,.0f}",
                 f"{1e6 * row.limit.our_decode:,.0f}",
                 _ratio(row.limit.our_decode / row.limit.decode),
-                f"{row.limit.with_our_decoder:,.0f}",
+                _rate(row.limit.with_our_decoder),
                 _ratio(row.share_of_limit_with_our_decoder),
             ]
         seconds = [_cpu(row.ours), "" if row.plain is None else _cpu(row.plain), _ratio(row.cpu_ratio)]
@@ -178,7 +178,12 @@ def _thousands(count: Instructions) -> list[str]:
 
 
 def _figures(load: LoadResult) -> tuple[str, str, str, str]:
-    return f"{load.requests_per_second:,.0f}", f"{1e3 * load.p50:.2f}", f"{1e3 * load.p99:.2f}", str(load.errors)
+    return _rate(load.requests_per_second), f"{1e3 * load.p50:.2f}", f"{1e3 * load.p99:.2f}", str(load.errors)
+
+
+def _rate(value: float) -> str:
+    """A rate with at least three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _cpu(server: ServerLoad) -> str:

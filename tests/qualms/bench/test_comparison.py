@@ -490,7 +490,7 @@ def test_figures_of_12_megapixels_fit_into_the_table() -> None:
     load = ServerLoad(LoadResult(4.3, 0.23, 0.3, 0, 9), 0.25456)
     console = string_console()
     print_costs([ComparisonRow(64, load, load, limit)], console)
-    cells = ["64", "223,800", "117,100", "0.52", "8", "0.52", "254.6", "254.6", "1.00"]
+    cells = ["64", "223,800", "117,100", "0.52", "8.26", "0.52", "254.6", "254.6", "1.00"]
     assert cells in map(str.split, text_of(console).splitlines())
 
 
