@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-_COMPARISON = ("bundle", "seconds", "rounds", "concurrency", "profile", "instructions")
+Pictures = Literal["digits", "colour", "photo-224", "photo-640", "photo-12mp"]
+"""as in qualms.bench.sample_images, which is not imported here, because it needs Pillow"""
+_COMPARISON = ("bundle", "seconds", "rounds", "concurrency", "profile", "instructions", "cores", "pid")
 """options that the overload and the attacks do not have"""
 
 
@@ -28,12 +30,18 @@ def bench(
     concurrency: Annotated[
         list[int] | None,
         typer.Option(
-            help="Number of simultaneous requests; repeat for more values.", min=1, max=4096, show_default="1, 8, 64"
+            help="Number of simultaneous requests; repeat for more values.",
+            min=1,
+            max=4096,
+            show_default="1, 8, 64; for photo-12mp 1, 8",
         ),
     ] = None,
     pictures: Annotated[
-        Literal["digits", "colour"],
-        typer.Option(help="Images to send: digits in the model's size and colour, or 32 × 32 RGB images of 2.6 kB."),
+        Pictures,
+        typer.Option(
+            help="Images to send: digits in the model's size and colour, 32 × 32 RGB images of 2.6 kB (PNG), or photographs "
+            "of 224 × 224, 640 × 480 or 4000 × 3000 pixels (JPEG), which need longer --seconds."
+        ),
     ] = "digits",
     profile: Annotated[bool, typer.Option("--profile", help="Also print the time spent in each stage.")] = False,
     instructions: Annotated[
@@ -44,6 +52,21 @@ def bench(
             "Takes minutes.",
         ),
     ] = False,
+    cores: Annotated[
+        int,
+        typer.Option(
+            help="Number of cores of the server; the limit is that of one core. If none is left, the load generator "
+            "shares them.",
+            min=1,
+            max=1024,
+        ),
+    ] = 1,
+    pid: Annotated[
+        int | None,
+        typer.Option(
+            help="With a URL: process of the service, if it does not listen itself, as in a container.", min=1
+        ),
+    ] = None,
     overload: Annotated[
         float | None,
         typer.Option(help="Instead: offer 3 times the capacity for this many seconds.", min=1.0, max=3600.0),
@@ -51,6 +74,18 @@ def bench(
     deadline: Annotated[
         float, typer.Option(help="With --overload: deadline of each request in seconds.", min=0.01, max=60)
     ] = 0.5,
+    photos: Annotated[
+        float | None,
+        typer.Option(
+            help="With --overload: share of requests that are photographs of 12 megapixels, for example 0.1; capacity is "
+            "that of the mix.",
+            min=0.001,
+            max=0.999,
+        ),
+    ] = None,
+    photo_deadline: Annotated[
+        float, typer.Option(help="With --photos: deadline of each photograph in seconds.", min=0.1, max=60)
+    ] = 10.0,
     attack: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,34 +98,64 @@ def bench(
 ) -> None:
     """Compare the service with the machine's limit and a plain FastAPI server; without MODEL, for the default model."""
     if overload is not None:
-        from qualms.bench.overload import run_overload
-
-        _refuse(context, "--overload", *_COMPARISON, "pictures", "attack", "attack_seconds")
-        run_overload(target, seconds=overload, deadline=deadline)
+        _refuse(context, "--overload", *_COMPARISON, "attack", "attack_seconds")
+        _overload(context, target, overload, deadline, photos, photo_deadline, pictures)
         return
     if attack:
         from qualms.bench.attacks.report import print_list
         from qualms.bench.attacks.run import failed, run_attacks
 
-        _refuse(context, "--attack", *_COMPARISON, "deadline")
+        _refuse(context, "--attack", *_COMPARISON, "deadline", "photos", "photo_deadline")
         if "list" in attack:
             print_list(Console())
         elif failed(run_attacks(attack, target, seconds=attack_seconds, pictures=pictures)):
             raise typer.Exit(1)
         return
-    _require(context, "deadline", "--overload")
+    for option in ("deadline", "photos", "photo_deadline"):
+        _require(context, option, "--overload")
     _require(context, "attack_seconds", "--attack")
-    from qualms.bench.comparison import CONCURRENCIES, compare
+    from qualms.bench.comparison import compare
 
     compare(
         target,
         bundle=bundle,
         seconds=seconds,
         rounds=rounds,
-        concurrencies=concurrency or CONCURRENCIES,
+        concurrencies=concurrency or None,
         pictures=pictures,
         profile=profile,
         instructions=instructions,
+        cores=cores,
+        pid=pid,
+    )
+
+
+def _overload(
+    context: typer.Context,
+    target: str | None,
+    seconds: float,
+    deadline: float,
+    photos: float | None,
+    photo_deadline: float,
+    pictures: Pictures,
+) -> None:
+    """Overload by small requests, or by a mix of them with photographs."""
+    from qualms.bench.processes import BenchError
+
+    if pictures not in ("digits", "colour"):
+        raise BenchError(
+            f"--pictures {pictures} and --overload cannot be combined; digits and colour can, and --photos adds photographs."
+        )
+    if photos is None:
+        from qualms.bench.overload import run_overload
+
+        _require(context, "photo_deadline", "--photos")
+        run_overload(target, seconds=seconds, deadline=deadline, pictures=pictures)
+        return
+    from qualms.bench.mixed_overload import run_mixed_overload
+
+    run_mixed_overload(
+        target, seconds=seconds, photos=photos, deadline=deadline, photo_deadline=photo_deadline, pictures=pictures
     )
 
 

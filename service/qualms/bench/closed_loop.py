@@ -21,19 +21,23 @@ from typing import Protocol
 import numpy as np
 import uvloop
 
-from qualms.bench.connection import Connection, post_requests
+from qualms.bench.connection import Connection, content_type, post_requests
 from qualms.bench.processes import BenchError
 
 _WRK_EXTRA_SECONDS = 30.0
 """how much longer than requested wrk may run before it is stopped"""
+_WRK_TIMEOUT_SECONDS = 15
+"""wrk counts replies that take longer as errors; the default of the service's deadline is 10 seconds"""
 
 _WRK_SCRIPT = """
-local bodies = {BODIES}
+local files = {FILES}
 local requests, turn = {}, 0
 
 function init(args)
-  for index, body in ipairs(bodies) do
-    requests[index] = wrk.format("POST", nil, {["Content-Type"] = "image/png"}, body)
+  for index, file in ipairs(files) do
+    local stream = assert(io.open(file.path, "rb"))
+    requests[index] = wrk.format("POST", nil, {["Content-Type"] = file.type}, stream:read("*a"))
+    stream:close()
   end
 end
 
@@ -63,15 +67,18 @@ class LoadResult:
     p99: float
     errors: int
     """replies with a status other than 200, and broken connections"""
+    replies: int
+    """replies with status 200"""
 
 
 def median(results: Sequence[LoadResult]) -> LoadResult:
-    """The median of each figure over several results, and the sum of their errors."""
+    """The median of each figure over several results, and the sums of their errors and replies."""
     return LoadResult(
         float(np.median([result.requests_per_second for result in results])),
         float(np.median([result.p50 for result in results])),
         float(np.median([result.p99 for result in results])),
         sum(result.errors for result in results),
+        sum(result.replies for result in results),
     )
 
 
@@ -81,7 +88,7 @@ class LoadGenerator(Protocol):
     name: str
 
     def __call__(self, url: str, bodies: list[bytes], seconds: float, concurrency: int) -> LoadResult:
-        """POST the bodies, which are PNG files, in rotation for `seconds` over `concurrency` connections."""
+        """POST the bodies, which are PNG or JPEG files, in rotation for `seconds` over `concurrency` connections."""
         ...
 
 
@@ -99,8 +106,14 @@ class Wrk:
         timeout = whole + _WRK_EXTRA_SECONDS
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder) / "post.lua"
-            script.write_text(_WRK_SCRIPT.replace("BODIES", ", ".join(map(_lua_string, bodies))))
-            command = [self._program, "-t1", f"-c{concurrency}", f"-d{whole}s", "-s", str(script), url]
+            files = []
+            for index, body in enumerate(bodies):
+                path = Path(folder) / f"body{index}"
+                path.write_bytes(body)
+                files.append(f"{{path = [[{path}]], type = '{content_type(body)}'}}")
+            script.write_text(_WRK_SCRIPT.replace("FILES", ", ".join(files)))
+            options = ["-t1", f"-c{concurrency}", f"-d{whole}s", f"--timeout={_WRK_TIMEOUT_SECONDS}s"]
+            command = [self._program, *options, "-s", str(script), url]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
             except subprocess.TimeoutExpired:
@@ -135,11 +148,7 @@ def parse_wrk(output: str) -> LoadResult:
     if good == 0:
         raise BenchError(f"None of the {counts['requests']:,} replies to wrk was successful.")
     errors = counts["refused"] + counts["broken"]
-    return LoadResult(1e6 * good / counts["microseconds"], counts["p50"] / 1e6, counts["p99"] / 1e6, errors)
-
-
-def _lua_string(data: bytes) -> str:
-    return '"' + "".join(f"\\{byte:03d}" for byte in data) + '"'
+    return LoadResult(1e6 * good / counts["microseconds"], counts["p50"] / 1e6, counts["p99"] / 1e6, errors, good)
 
 
 @dataclass
@@ -160,7 +169,8 @@ class Replies:
     def summary(self) -> LoadResult:
         """Throughput and latency; at least one reply must have had status 200."""
         p50, p99 = np.percentile(self.latencies, (50, 99)).tolist()
-        return LoadResult(len(self.latencies) / self.seconds, p50, p99, self.errors)
+        good = len(self.latencies)
+        return LoadResult(good / self.seconds, p50, p99, self.errors, good)
 
 
 def run_closed_loop(

@@ -5,9 +5,12 @@ them alike, so the ratios are more stable than the absolute figures.
 """
 
 import ipaddress
+import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -15,12 +18,22 @@ import orjson
 from rich.console import Console
 from rich.progress import Progress
 
-from qualms.bench.closed_loop import BuiltInClient, LoadGenerator, LoadResult, default_generator, median
+from qualms.bench.closed_loop import (
+    LoadGenerator,
+    LoadResult,
+    default_generator,
+    median,
+    run_closed_loop,
+    send_requests,
+)
+from qualms.bench.connection import content_type
 from qualms.bench.instructions import count_instructions, find_callgrind, find_perf
 from qualms.bench.machine_limit import Limit, LimitMeter
+from qualms.bench.process_tree import RequestMemory, cpu_seconds, find_listener, measure_requests
 from qualms.bench.processes import (
     HOST,
     BenchError,
+    Cores,
     choose_cores,
     exit_on_sigterm,
     get,
@@ -30,26 +43,76 @@ from qualms.bench.processes import (
     service_command,
 )
 from qualms.bench.sample_images import Pictures, sample_files
-from qualms.bench.tables import ComparisonRow, print_breakdown, print_comparison, print_instructions
+from qualms.bench.tables import (
+    ComparisonRow,
+    ServerLoad,
+    print_breakdown,
+    print_comparison,
+    print_costs,
+    print_instructions,
+    print_memory,
+)
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import Bundle, open_bundle
 from qualms.images.input_spec import InputSpec
 from qualms.settings import load_settings
 
 CONCURRENCIES = (1, 8, 64)
+_CONCURRENCIES_OF_LARGE_FILES = (1, 8)
+"""more would mostly measure how bodies of megabytes wait"""
 _WARM_UP_SECONDS = 0.3
+_WARM_UP_REQUESTS = 3
+"""warming up takes at least as long as so many requests, one at a time"""
+
+
+@dataclass
+class _Measured:
+    """A server and what was measured of it."""
+
+    name: str
+    url: str
+    pid: int | None
+    """None if the process that listens at the URL is unknown, so that its CPU time and memory are"""
+    loads: dict[int, list[LoadResult]] = field(default_factory=dict)
+    """by concurrency, one for each round"""
+    cpu: dict[int, list[float]] = field(default_factory=dict)
+    """CPU seconds per successful reply, likewise"""
+
+    def load(self, generator: LoadGenerator, files: list[bytes], seconds: float, concurrency: int) -> None:
+        """Run the load generator once."""
+        before = None if self.pid is None else cpu_seconds(self.pid)
+        result = generator(f"{self.url}/predict", files, seconds, concurrency)
+        after = None if self.pid is None else cpu_seconds(self.pid)
+        self.loads.setdefault(concurrency, []).append(result)
+        if before is not None and after is not None:
+            self.cpu.setdefault(concurrency, []).append((after - before) / result.replies)
+
+    def summary(self, concurrency: int) -> ServerLoad:
+        """Medians over the rounds."""
+        cpu = self.cpu.get(concurrency)
+        return ServerLoad(median(self.loads[concurrency]), None if cpu is None else float(np.median(cpu)))
 
 
 @dataclass(frozen=True)
 class _Setup:
     """The running servers, the limit's meter, the files to send, and the cores to use."""
 
-    ours: str
-    plain: str | None
+    ours: _Measured
+    plain: _Measured | None
     limit: LimitMeter | None
     files: list[bytes]
-    server_core: int | None
-    load_core: int | None
+    server_cores: Cores
+    load_cores: Cores
+
+    @property
+    def servers(self) -> list[_Measured]:
+        """The service, and the plain server if there is one."""
+        return [self.ours] if self.plain is None else [self.ours, self.plain]
+
+
+def default_concurrencies(pictures: Pictures) -> Sequence[int]:
+    """The concurrencies that are measured if none are given."""
+    return _CONCURRENCIES_OF_LARGE_FILES if pictures == "photo-12mp" else CONCURRENCIES
 
 
 def compare(
@@ -58,32 +121,38 @@ def compare(
     bundle: str | None = None,
     seconds: float = 5.0,
     rounds: int = 3,
-    concurrencies: Sequence[int] = CONCURRENCIES,
+    concurrencies: Sequence[int] | None = None,
     profile: bool = False,
     pictures: Pictures = "digits",
     instructions: bool = False,
+    cores: int = 1,
+    pid: int | None = None,
     generator: LoadGenerator | None = None,
     console: Console | None = None,
 ) -> list[ComparisonRow]:
     """Measure and print; `target` is a bundle's path, an embedded model's name, or the URL of a running service.
 
-    A running service is compared with the limit and the plain server only if its `bundle` is given. Instructions per
-    request are counted if the processor's counters can be read; with `instructions`, they are otherwise counted by
-    valgrind.
+    A running service is compared with the limit and the plain server only if its `bundle` is given; its CPU time and
+    memory are those of the process `pid`, by default the one that listens at the URL. Servers that are started run on
+    `cores` cores, and the limit always on one. Instructions per request are counted if the processor's counters can be
+    read; with `instructions`, they are otherwise counted by valgrind.
     """
     if instructions and target and "://" in target:
         raise BenchError(
             f"--instructions starts its own service; it accepts a bundle or a model's name, not {target!r}."
         )
     generator, console = generator or default_generator(), console or Console()
-    sizes = sorted(set(concurrencies))
-    with exit_on_sigterm(), _set_up(target, bundle, pictures) as setup:
+    sizes = sorted(set(concurrencies or default_concurrencies(pictures)))
+    with exit_on_sigterm(), _set_up(target, bundle, pictures, cores, pid) as setup:
         console.print(_conditions(setup, generator))
+        memory = {server.name: _memory_of_requests(server, setup) for server in setup.servers}
         rows = _measure(setup, generator, sizes, seconds, rounds, console)
         print_comparison(rows, console)
+        print_costs(rows, console)
+        print_memory(memory, console)
         if profile:
-            with pinned(setup.load_core):
-                print_breakdown(setup.ours, setup.files, seconds, rows, console)
+            with pinned(setup.load_cores):
+                print_breakdown(setup.ours.url, setup.files, seconds, rows, console)
     if not (target and "://" in target):
         _count(str(resolve_model(target)), setup.files, sizes, instructions, console)
     return rows
@@ -99,28 +168,43 @@ def _count(path: str, files: list[bytes], sizes: Sequence[int], requested: bool,
 
 
 @contextmanager
-def _set_up(target: str | None, given: str | None, pictures: Pictures) -> Iterator[_Setup]:
-    """Start the servers, and end them afterwards; `given` is the bundle of a running service."""
-    server_core, load_core = choose_cores()
+def _set_up(target: str | None, given: str | None, pictures: Pictures, cores: int, pid: int | None) -> Iterator[_Setup]:
+    """Start the servers, and end them afterwards; `given` is the bundle of a running service, `pid` its process."""
+    server_cores, load_cores = choose_cores(cores)
     settings = load_settings()
-    url = _loopback(target) if target and "://" in target else None
-    if url is None and given is not None:
+    running = _running_service(target, pid) if target and "://" in target else None
+    if running is None and given is not None:
         raise BenchError(f"The bundle {given!r} is accepted only together with the URL of a running service.")
-    if url is not None and given is None:
-        spec, _ = _served_model(url)
-        yield _Setup(url, None, None, sample_files(pictures, spec), server_core, load_core)
+    if running is None and pid is not None:
+        raise BenchError(f"--pid {pid} is accepted only together with the URL of a running service.")
+    if running is not None and given is None:
+        spec, _ = _served_model(running.url)
+        yield _Setup(running, None, None, sample_files(pictures, spec), server_cores, load_cores)
         return
     bundle = open_bundle(resolve_model(given or target))
-    if url is not None:
-        _check_digest(url, bundle)
+    if running is not None:
+        _check_digest(running.url, bundle)
     path, files = str(bundle.path.resolve()), sample_files(pictures, bundle.manifest.input)
-    with pinned(server_core):
+    with pinned(server_cores[:1]):
         limit = LimitMeter(bundle, files, settings.device, settings.max_batch)
     with ExitStack() as servers:
-        if url is None:
-            url = servers.enter_context(server(service_command(path), server_core)).url
-        plain = servers.enter_context(server(plain_command(path), server_core))
-        yield _Setup(url, plain.url, limit, files, server_core, load_core)
+        if running is None:
+            service = servers.enter_context(server(service_command(path), server_cores))
+            running = _Measured("qualms", service.url, service.pid)
+        plain = servers.enter_context(server(plain_command(path), server_cores))
+        yield _Setup(running, _Measured("plain", plain.url, plain.pid), limit, files, server_cores, load_cores)
+
+
+def _running_service(target: str, pid: int | None) -> _Measured:
+    url = _loopback(target)
+    return _Measured("qualms", url, find_listener(urlsplit(url).port or 80) if pid is None else pid)
+
+
+def _memory_of_requests(server: _Measured, setup: _Setup) -> RequestMemory | None:
+    """Send each file once, one at a time, before the load leaves memory in the server's allocators."""
+    send = partial(send_requests, f"{server.url}/predict", setup.files, len(setup.files), 1)
+    with pinned(setup.load_cores):
+        return None if server.pid is None else measure_requests(server.pid, send)
 
 
 def _measure(
@@ -128,34 +212,38 @@ def _measure(
 ) -> list[ComparisonRow]:
     """Measure limit, service and plain server alternately, `rounds` times at each concurrency."""
     limits: dict[int, list[Limit]] = {size: [] for size in sizes}
-    loads: dict[tuple[str, int], list[LoadResult]] = {}
-    urls = [url for url in (setup.ours, setup.plain) if url is not None]
     # auto_refresh would start a thread that disturbs the measurement.
     with Progress(console=console, auto_refresh=False, transient=True) as progress:
         task = progress.add_task("measuring", total=rounds * len(sizes))
         progress.refresh()
-        with pinned(setup.load_core):
-            for url in urls:
-                BuiltInClient()(f"{url}/predict", setup.files, _WARM_UP_SECONDS, sizes[-1])
+        with pinned(setup.load_cores):
+            for server in setup.servers:
+                _warm_up(f"{server.url}/predict", setup.files, sizes[-1])
         for _ in range(rounds):
             for size in sizes:
                 if setup.limit is not None:
-                    with pinned(setup.server_core):
+                    with pinned(setup.server_cores[:1]):
                         limits[size].append(setup.limit.measure(size, seconds))
-                for url in urls:
-                    with pinned(setup.load_core):
-                        load = generator(f"{url}/predict", setup.files, seconds, size)
-                    loads.setdefault((url, size), []).append(load)
+                for server in setup.servers:
+                    with pinned(setup.load_cores):
+                        server.load(generator, setup.files, seconds, size)
                 progress.update(task, advance=1, refresh=True)
     return [
         ComparisonRow(
             concurrency=size,
-            ours=median(loads[setup.ours, size]),
-            plain=None if setup.plain is None else median(loads[setup.plain, size]),
+            ours=setup.ours.summary(size),
+            plain=None if setup.plain is None else setup.plain.summary(size),
             limit=_best([_median(limits[smaller]) for smaller in sizes if smaller <= size and limits[smaller]]),
         )
         for size in sizes
     ]
+
+
+def _warm_up(url: str, files: list[bytes], concurrency: int) -> None:
+    start = time.perf_counter()
+    send_requests(url, files, 1, 1)
+    one = time.perf_counter() - start
+    run_closed_loop(url, files, _WARM_UP_SECONDS + _WARM_UP_REQUESTS * one, concurrency)
 
 
 def _median(limits: Sequence[Limit]) -> Limit:
@@ -171,14 +259,28 @@ def _best(limits: Sequence[Limit]) -> Limit | None:
 
 def _conditions(setup: _Setup, generator: LoadGenerator) -> str:
     """One sentence about the load generator, the files and the cores."""
-    if setup.server_core is None:
-        cores = "processes cannot be pinned to cores on this system"
-    elif setup.server_core == setup.load_core:
-        cores = "server and load generator share the only core, so the load takes time from the server"
+    cores = _name_cores(_affinity(setup.ours.pid) or setup.server_cores)
+    if not setup.server_cores:
+        place = "processes cannot be pinned to cores on this system"
+    elif set(setup.load_cores) <= set(setup.server_cores):
+        place = f"server and load generator share {cores}, so the load takes time from the server"
     else:
-        cores = f"server on core {setup.server_core}, load generator on core {setup.load_core}"
+        place = f"server on {cores}, load generator on {_name_cores(setup.load_cores)}"
     size = int(np.median([len(file) for file in setup.files]))
-    return f"Load by {generator.name}: {len(setup.files)} PNG files of about {size:,} bytes in rotation; {cores}."
+    kind = content_type(setup.files[0]).removeprefix("image/").upper()
+    return f"Load by {generator.name}: {len(setup.files)} {kind} files of about {size:,} bytes in rotation; {place}."
+
+
+def _affinity(pid: int | None) -> Cores:
+    """The cores on which a process may run; empty if that is unknown."""
+    try:
+        return () if pid is None else tuple(sorted(os.sched_getaffinity(pid)))
+    except (OSError, AttributeError):  # there is no such process, or the system has no affinity
+        return ()
+
+
+def _name_cores(cores: Cores) -> str:
+    return f"core{'s' if len(cores) > 1 else ''} {', '.join(map(str, cores))}"
 
 
 def _loopback(url: str) -> str:

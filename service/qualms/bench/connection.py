@@ -8,14 +8,25 @@ from urllib.parse import urlsplit
 
 import httptools
 
+_JPEG_START = b"\xff\xd8"
+
+
+def content_type(body: bytes) -> str:
+    """The media type of a JPEG or PNG file."""
+    return "image/jpeg" if body.startswith(_JPEG_START) else "image/png"
+
 
 def post_requests(url: str, bodies: list[bytes], deadline: float | None = None) -> Iterator[bytes]:
-    """Endless HTTP requests that POST the bodies, which are PNG files, in rotation."""
+    """Endless HTTP requests that POST the bodies, which are PNG or JPEG files, in rotation."""
     parts = urlsplit(url)
-    head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: image/png\r\n"
+    start = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
     if deadline is not None:
-        head += f"X-Request-Timeout: {deadline:g}\r\n"
-    return cycle([f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies])
+        start += f"X-Request-Timeout: {deadline:g}\r\n"
+    return cycle([_head(start, body) + body for body in bodies])
+
+
+def _head(start: str, body: bytes) -> bytes:
+    return f"{start}Content-Type: {content_type(body)}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
 
 class Connection(asyncio.Protocol):

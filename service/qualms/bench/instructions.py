@@ -19,6 +19,7 @@ from pathlib import Path
 from qualms.bench.closed_loop import send_requests
 from qualms.bench.processes import (
     BenchError,
+    Cores,
     ServerProcess,
     choose_cores,
     pinned,
@@ -35,6 +36,8 @@ _READY_SECONDS = 600.0
 """time in which a server must start under valgrind"""
 _SLOW_SERVER = {"QUALMS_REQUEST_TIMEOUT_SECONDS": "600"}
 """no request is refused because valgrind is slow"""
+_DECODERS = ("/PIL/", "/pillow.libs/", "/simplejpeg", "/pyspng")
+"""parts of the paths of the decoders' libraries"""
 _CALLGRIND_COST = re.compile(r"[+*0-9-]\S* (\d+)$")
 
 
@@ -46,7 +49,7 @@ class Instructions:
     inference: float | None = None
     """in ONNX Runtime's libraries"""
     decode: float | None = None
-    """in Pillow's libraries, without the Python code that calls them"""
+    """in the libraries of image decoders, without the Python code that calls them"""
 
     @property
     def rest(self) -> float | None:
@@ -80,9 +83,9 @@ class Perf:
     name = "perf"
 
     @contextmanager
-    def start(self, arguments: Callable[[int], list[str]], core: int | None) -> Iterator[tuple[ServerProcess, Count]]:
+    def start(self, arguments: Callable[[int], list[str]], cores: Cores) -> Iterator[tuple[ServerProcess, Count]]:
         """Start the server as usual."""
-        with server(arguments, core) as process:
+        with server(arguments, cores) as process:
             yield process, lambda load: self._count(process.pid, load)
 
     def _count(self, pid: int, load: Load) -> Instructions:
@@ -104,13 +107,13 @@ class Callgrind:
     name = "callgrind"
 
     @contextmanager
-    def start(self, arguments: Callable[[int], list[str]], core: int | None) -> Iterator[tuple[ServerProcess, Count]]:
+    def start(self, arguments: Callable[[int], list[str]], cores: Cores) -> Iterator[tuple[ServerProcess, Count]]:
         """Start the server under valgrind; it is instrumented only while instructions are counted."""
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "callgrind.out"
             wrapper = ["valgrind", "-q", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}"]
             with server(
-                arguments, core, wrapper=wrapper, variables=_SLOW_SERVER, ready_seconds=_READY_SECONDS
+                arguments, cores, wrapper=wrapper, variables=_SLOW_SERVER, ready_seconds=_READY_SECONDS
             ) as process:
                 yield process, lambda load: self._count(process.pid, out, load)
 
@@ -179,7 +182,7 @@ def parse_callgrind(lines: Iterable[str]) -> Instructions:
     return Instructions(
         by_library.total(),
         sum(cost for name, cost in by_library.items() if "onnxruntime" in name),
-        sum(cost for name, cost in by_library.items() if "/PIL/" in name or "/pillow.libs/" in name),
+        sum(cost for name, cost in by_library.items() if any(decoder in name for decoder in _DECODERS)),
     )
 
 
@@ -199,9 +202,9 @@ def _count_one(
     concurrencies: Sequence[int],
     tool: Perf | Callgrind,
 ) -> list[Instructions]:
-    server_core, load_core = choose_cores()
+    server_cores, load_cores = choose_cores()
     counts = []
-    with tool.start(arguments, server_core) as (process, count), pinned(load_core):
+    with tool.start(arguments, server_cores) as (process, count), pinned(load_cores):
         url = f"{process.url}/predict"
         for concurrency in concurrencies:
             requests = max(_MIN_REQUESTS, _REQUESTS_PER_CONNECTION * concurrency)

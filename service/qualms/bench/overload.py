@@ -27,7 +27,7 @@ from qualms.bench.processes import (
     server,
     service_command,
 )
-from qualms.bench.sample_images import draw_pngs
+from qualms.bench.sample_images import SmallPictures, sample_files
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import open_bundle
 
@@ -131,6 +131,7 @@ def run_overload(
     *,
     seconds: float = 60.0,
     deadline: float = 0.5,
+    pictures: SmallPictures = "digits",
     idle_seconds: float = 2.0,
     console: Console | None = None,
 ) -> OverloadResult:
@@ -139,13 +140,13 @@ def run_overload(
         raise BenchError(f"--overload starts its own service; it accepts a bundle or a model's name, not {model!r}.")
     console = console or Console()
     bundle = open_bundle(resolve_model(model))
-    files, path = draw_pngs(bundle.manifest.input), str(bundle.path.resolve())
-    server_core, load_core = choose_cores()
-    serve = server(service_command(path), server_core)
-    with exit_on_sigterm(), serve as service, pinned(load_core):
+    files, path = sample_files(pictures, bundle.manifest.input), str(bundle.path.resolve())
+    server_cores, load_cores = choose_cores()
+    serve = server(service_command(path), server_cores)
+    with exit_on_sigterm(), serve as service, pinned(load_cores):
         result = measure(service, files, seconds, deadline, idle_seconds)
     print_overload(result, console)
-    if server_core is not None and server_core == load_core:
+    if server_cores and server_cores == load_cores:
         console.print("Server and load generator shared the only core, so the load took time from the server.")
     return result
 

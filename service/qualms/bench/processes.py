@@ -1,7 +1,6 @@
-"""Server processes for benchmarks, each pinned to a core and always ended with the benchmark."""
+"""Server processes for benchmarks, each pinned to its cores and always ended with the benchmark."""
 
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from types import FrameType
 from typing import IO
 from urllib.parse import urlsplit
 
+from qualms.bench.process_tree import resident
 from qualms.errors import QualmsError
 
 HOST = "127.0.0.1"
@@ -29,22 +29,37 @@ class BenchError(QualmsError):
     """A benchmark cannot run as requested: a server or load generator failed, or an argument is not accepted."""
 
 
-def choose_cores(
-    available: Sequence[int] | None = None, siblings: Callable[[int], set[int]] | None = None
-) -> tuple[int | None, int | None]:
-    """The cores of the server and of the load generator, or None if processes cannot be pinned on this system.
+Cores = tuple[int, ...]
+"""core numbers; empty if processes cannot be pinned on this system"""
 
-    They are on different physical cores if possible, so that the load does not slow down the server's core.
+
+def choose_cores(
+    number: int = 1, available: Sequence[int] | None = None, siblings: Callable[[int], set[int]] | None = None
+) -> tuple[Cores, Cores]:
+    """The cores of the server, as many as `number`, and the core of the load generator.
+
+    They are on different physical cores if possible, so that the load does not slow down the server's cores. If no core
+    is left, the load generator shares those of the server. Raises BenchError if there are fewer cores than `number`.
     """
     if available is None:
         available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if not available:
-        return None, None
-    server = available[0]
-    same_physical = (siblings or _siblings)(server)
-    others = [core for core in available if core != server]
-    separate = [core for core in others if core not in same_physical]
-    return server, (separate or others or [server])[0]
+    if not available and number == 1:
+        return (), ()
+    if len(available) < number:
+        raise BenchError(f"--cores is {number}, but the server can be pinned to at most {len(available)} cores here.")
+    siblings = siblings or _siblings
+    server: Cores = ()
+    taken: set[int] = set()
+    for _ in range(number):
+        core = _first(available, without=set(server) | taken) or _first(available, without=set(server))
+        server += core
+        taken |= siblings(core[0])
+    load = _first(available, without=set(server) | taken) or _first(available, without=set(server))
+    return server, load or server
+
+
+def _first(cores: Sequence[int], without: set[int]) -> Cores:
+    return tuple(core for core in cores if core not in without)[:1]
 
 
 def _siblings(core: int) -> set[int]:
@@ -58,13 +73,13 @@ def _siblings(core: int) -> set[int]:
 
 
 @contextmanager
-def pinned(core: int | None) -> Iterator[None]:
-    """Pin this thread, and every process that it starts, to one core."""
-    if core is None:
+def pinned(cores: Cores) -> Iterator[None]:
+    """Pin this thread, and every process that it starts, to these cores."""
+    if not cores:
         yield
         return
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
+    os.sched_setaffinity(0, cores)
     try:
         yield
     finally:
@@ -79,24 +94,20 @@ class ServerProcess:
     pid: int
 
     def memory(self) -> int | None:
-        """Resident memory in bytes; None if the process has ended or the system has no /proc."""
-        try:
-            pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
-        except (OSError, LookupError):
-            return None
-        return int(pages) * resource.getpagesize()
+        """Memory of the process tree in bytes; None if the process has ended or the system has no /proc."""
+        return resident(self.pid)
 
 
 @contextmanager
 def server(
     arguments: Callable[[int], list[str]],
-    core: int | None,
+    cores: Cores,
     *,
     wrapper: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
     ready_seconds: float = 60.0,
 ) -> Iterator[ServerProcess]:
-    """Run `python -m ARGUMENTS(port)` on a core; yield it when /readyz returns 200, and end it afterwards.
+    """Run `python -m ARGUMENTS(port)` on these cores; yield it when /readyz returns 200, and end it afterwards.
 
     `wrapper` is a command that runs the server, for example valgrind, and `variables` are added to its environment.
     """
@@ -106,7 +117,7 @@ def server(
         # -P: a folder named qualms in the working directory must not shadow this package.
         command = [*wrapper, sys.executable, "-P", "-m", *arguments(port)]
         environment = {**os.environ, **(variables or {})}
-        with pinned(core):
+        with pinned(cores):
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
         try:
             _wait_until_ready(url, process, errors, ready_seconds)

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageDraw
 
+from qualms.bench.photographs import PhotoKind, draw_photographs
 from qualms.images.input_spec import InputSpec
 
 _OVERSAMPLING = 4
@@ -24,13 +25,17 @@ _COLOUR_SIDE = 32
 _COLOUR_NOISE = 13.0
 """standard deviation of the pixel noise; files of photographs of this size are as large, about 2.6 kB"""
 
-Pictures = Literal["digits", "colour"]
+SmallPictures = Literal["digits", "colour"]
 """`digits`: digits in the model's size and colour. `colour`: photo-like 32 × 32 RGB images, whatever the model."""
+Pictures = Literal[SmallPictures, PhotoKind]
+"""small PNG files, or JPEG files of photographs"""
 
 
 def sample_files(pictures: Pictures, spec: InputSpec) -> list[bytes]:
-    """The PNG files that a benchmark sends to a model with this input."""
-    return draw_pngs(spec) if pictures == "digits" else draw_colour_pngs()
+    """The files that a benchmark sends to a model with this input."""
+    if pictures == "digits":
+        return draw_pngs(spec)
+    return draw_colour_pngs() if pictures == "colour" else draw_photographs(pictures)
 
 
 def draw_colour_pngs(count: int = 16, seed: int = 0) -> list[bytes]:

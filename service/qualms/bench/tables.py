@@ -1,7 +1,7 @@
-"""The printed tables of the comparison: throughput and latency, and the breakdown of `--profile`."""
+"""The printed tables of the comparison: throughput and latency, decoding and CPU time, and those of `--profile`."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +12,21 @@ from rich.table import Table
 from qualms.bench.closed_loop import LoadResult, Replies, run_closed_loop
 from qualms.bench.instructions import Instructions, InstructionsRow
 from qualms.bench.machine_limit import Limit
+from qualms.bench.process_tree import RequestMemory
 from qualms.bench.processes import get
 
+_MB = 1e6
 _STAGES = ("queue", "decode", "inference")
 _BATCH_SIZE = re.compile(r"^qualms_batch_size_(sum|count)\{[^}]*\} (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class ServerLoad:
+    """What one server did under load at one concurrency."""
+
+    load: LoadResult
+    cpu: float | None
+    """CPU seconds per successful reply, of the server's process and its descendants; None if unknown"""
 
 
 @dataclass(frozen=True)
@@ -23,24 +34,41 @@ class ComparisonRow:
     """Measurements at one concurrency; `plain` and `limit` are None if no bundle was given."""
 
     concurrency: int
-    ours: LoadResult
-    plain: LoadResult | None
+    ours: ServerLoad
+    plain: ServerLoad | None
     limit: Limit | None
 
     @property
+    def requests_per_second(self) -> float:
+        """Of the service."""
+        return self.ours.load.requests_per_second
+
+    @property
     def share_of_limit(self) -> float | None:
-        """Requests/s divided by the machine's limit for one core."""
-        return None if self.limit is None else self.ours.requests_per_second / self.limit.images_per_second
+        """Requests/s divided by the limit of one core that decodes with Pillow."""
+        return None if self.limit is None else self.requests_per_second / self.limit.images_per_second
+
+    @property
+    def share_of_limit_with_our_decoder(self) -> float | None:
+        """Requests/s divided by the limit of one core that decodes as the service does."""
+        return None if self.limit is None else self.requests_per_second / self.limit.with_our_decoder
 
     @property
     def throughput_ratio(self) -> float | None:
         """Requests/s divided by those of the plain server."""
-        return None if self.plain is None else self.ours.requests_per_second / self.plain.requests_per_second
+        return None if self.plain is None else self.requests_per_second / self.plain.load.requests_per_second
 
     @property
     def latency_ratio(self) -> float | None:
         """Median latency divided by that of the plain server."""
-        return None if self.plain is None else self.ours.p50 / self.plain.p50
+        return None if self.plain is None else self.ours.load.p50 / self.plain.load.p50
+
+    @property
+    def cpu_ratio(self) -> float | None:
+        """CPU seconds per reply divided by those of the plain server."""
+        if self.plain is None or self.ours.cpu is None or not self.plain.cpu:
+            return None
+        return self.ours.cpu / self.plain.cpu
 
 
 def print_comparison(rows: Sequence[ComparisonRow], console: Console) -> None:
@@ -53,12 +81,12 @@ def print_comparison(rows: Sequence[ComparisonRow], console: Console) -> None:
         if index:
             table.add_row()
         if row.limit is not None:
-            table.add_row(str(row.concurrency), "limit", f"{row.limit.images_per_second:,.0f}")
+            table.add_row(str(row.concurrency), "limit", _rate(row.limit.images_per_second))
         ratios = [_ratio(value) for value in (row.share_of_limit, row.throughput_ratio, row.latency_ratio)]
-        table.add_row("" if row.limit else str(row.concurrency), "[bold]qualms", *_figures(row.ours), *ratios)
+        table.add_row("" if row.limit else str(row.concurrency), "[bold]qualms", *_figures(row.ours.load), *ratios)
         if row.plain is not None:
-            share_of_limit = row.plain.requests_per_second / row.limit.images_per_second if row.limit else None
-            table.add_row("", "plain", *_figures(row.plain), _ratio(share_of_limit))
+            share_of_limit = row.plain.load.requests_per_second / row.limit.images_per_second if row.limit else None
+            table.add_row("", "plain", *_figures(row.plain.load), _ratio(share_of_limit))
     console.print(table)
     last = rows[-1]
     if last.share_of_limit is not None and last.throughput_ratio is not None:
@@ -68,6 +96,37 @@ def print_comparison(rows: Sequence[ComparisonRow], console: Console) -> None:
         )
     if rows[0].concurrency == 1 and rows[0].latency_ratio is not None:
         console.print(f"At concurrency 1: p50 is {rows[0].latency_ratio:.2f} of the plain server's.")
+
+
+def print_costs(rows: Sequence[ComparisonRow], console: Console) -> None:
+    """Print decoding time, the limit with the service's decoders, and CPU time; cells are empty if unknown."""
+    decoding = ("Pillow\nµs", "qualms\nµs", "of\nPillow", "limit", "of\nlimit")
+    cpu = ("qualms\nCPU s", "plain\nCPU s", "of\nplain")
+    title = "Decoding per image, the limit with qualms' decoding, CPU time per 1,000 requests"
+    table = _breakdown_table(title, *decoding, *cpu)
+    for row in rows:
+        cells = [""] * 5
+        if row.limit is not None:
+            cells = [
+                f"{1e6 * row.limit.decode:,.0f}",
+                f"{1e6 * row.limit.our_decode:,.0f}",
+                _ratio(row.limit.our_decode / row.limit.decode),
+                _rate(row.limit.with_our_decoder),
+                _ratio(row.share_of_limit_with_our_decoder),
+            ]
+        seconds = [_cpu(row.ours), "" if row.plain is None else _cpu(row.plain), _ratio(row.cpu_ratio)]
+        table.add_row(str(row.concurrency), *cells, *seconds)
+    console.print(table)
+
+
+def print_memory(memory: Mapping[str, RequestMemory | None], console: Console) -> None:
+    """Print how much memory one request takes, for each server by name."""
+    parts = [
+        f"{name} {server.rise / _MB:.1f} MB above the {server.idle / _MB:.1f} MB of the idle server"
+        for name, server in memory.items()
+        if server is not None
+    ]
+    console.print(f"Peak memory, one request at a time: {'; '.join(parts) or 'unknown'}.")
 
 
 def print_breakdown(
@@ -85,8 +144,8 @@ def print_breakdown(
     cost = _breakdown_table("Time per reply, µs", "1 ÷ requests/s", "decode", "inference", "encode", "other")
     for row in rows:
         if row.limit is not None:
-            whole = 1 / row.ours.requests_per_second
-            parts = (row.limit.decode, row.limit.inference, row.limit.encode)
+            whole = 1 / row.requests_per_second
+            parts = (row.limit.our_decode, row.limit.inference, row.limit.encode)
             cost.add_row(str(row.concurrency), *(f"{1e6 * part:.0f}" for part in (whole, *parts, whole - sum(parts))))
     if cost.row_count:
         console.print(cost)
@@ -99,7 +158,7 @@ def print_breakdown(
 
 def print_instructions(rows: Sequence[InstructionsRow], tool: str, console: Console) -> None:
     """Print instructions per request by library, as far as the tool attributes them."""
-    parts = ("ONNX Runtime", "Pillow", "rest", "rest of\nplain") if rows[0].ours.rest is not None else ()
+    parts = ("ONNX Runtime", "decoders", "rest", "rest of\nplain") if rows[0].ours.rest is not None else ()
     title = f"Instructions per request in user space, thousands, counted by {tool}"
     table = _breakdown_table(title, "", "total", "of\nplain", *parts)
     for row in rows:
@@ -119,7 +178,16 @@ def _thousands(count: Instructions) -> list[str]:
 
 
 def _figures(load: LoadResult) -> tuple[str, str, str, str]:
-    return f"{load.requests_per_second:,.0f}", f"{1e3 * load.p50:.2f}", f"{1e3 * load.p99:.2f}", str(load.errors)
+    return _rate(load.requests_per_second), f"{1e3 * load.p50:.2f}", f"{1e3 * load.p99:.2f}", str(load.errors)
+
+
+def _rate(value: float) -> str:
+    """A rate with at least three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _cpu(server: ServerLoad) -> str:
+    return "" if server.cpu is None else f"{1e3 * server.cpu:.4g}"
 
 
 def _ratio(value: float | None) -> str:

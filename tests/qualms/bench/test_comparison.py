@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from PIL import Image
+from PIL import Image, JpegImagePlugin
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -32,10 +32,13 @@ from qualms.bench.closed_loop import (
     send_requests,
 )
 from qualms.bench.comparison import compare
-from qualms.bench.machine_limit import LimitMeter
-from qualms.bench.processes import HOST, BenchError, choose_cores, free_port, pinned, server
+from qualms.bench.connection import post_requests
+from qualms.bench.machine_limit import Limit, LimitMeter
+from qualms.bench.photographs import PhotoKind, draw_photographs
+from qualms.bench.process_tree import RequestMemory
+from qualms.bench.processes import HOST, BenchError, Cores, choose_cores, free_port, pinned, server
 from qualms.bench.sample_images import draw_colour_pngs, draw_pngs, sample_files
-from qualms.bench.tables import ComparisonRow, print_comparison
+from qualms.bench.tables import ComparisonRow, ServerLoad, print_comparison, print_costs, print_memory
 from qualms.bundle.file import open_bundle
 from qualms.decisions.verdicts import Decider
 from qualms.errors import BundleError
@@ -81,6 +84,7 @@ class Stub(ThreadingHTTPServer):
         self.statuses = statuses
         self.models = orjson.dumps({"models": models})
         self.bodies: list[bytes] = []
+        self.types: list[str] = []
 
     @property
     def url(self) -> str:
@@ -95,6 +99,7 @@ class StubHandler(BaseHTTPRequestHandler):
     server: Stub
 
     def do_POST(self) -> None:
+        self.server.types.append(self.headers["content-type"])
         self.server.bodies.append(self.rfile.read(int(self.headers["content-length"])))
         status = self.server.statuses[(len(self.server.bodies) - 1) % len(self.server.statuses)]
         self._reply(status, b"" if status == 200 else b"no")
@@ -165,19 +170,24 @@ def test_a_run_measures_limit_service_and_plain_server_and_ends_its_processes(
         seconds=0.3,
         rounds=1,
         concurrencies=(4, 1),
+        pictures="photo-224",
         profile=True,
         generator=BuiltInClient(),
         console=console,
     )
     assert [row.concurrency for row in rows] == [1, 4]
-    assert all(row.limit and row.plain and row.ours.errors == row.plain.errors == 0 for row in rows)
-    text = text_of(console)
+    if sys.platform == "linux":
+        assert all(row.plain and (row.ours.cpu or 0) > 0 and (row.plain.cpu or 0) > 0 for row in rows)
+    assert all(row.limit and row.plain and row.ours.load.errors == row.plain.load.errors == 0 for row in rows)
+    text = " ".join(text_of(console).split())
     for words in (
-        "the built-in client",
+        "the built-in client: 16 JPEG files",
         "of the limit",
         "the plain server's",
         "images/run",
         "Time per reply",
+        "CPU time per 1,000 requests",
+        "Peak memory, one request at a time: qualms",
     ):
         assert words in text
     assert len(started) == 2
@@ -188,12 +198,14 @@ def test_a_running_service_is_measured_without_starting_another(
     bundle_file: Path, started: list[subprocess.Popen[bytes]]
 ) -> None:
     options: dict[str, Any] = {"seconds": 0.2, "rounds": 1, "concurrencies": [2], "generator": BuiltInClient()}
-    with server(lambda port: ["qualms", "serve", str(bundle_file), "--port", str(port)], None) as service:
+    with server(lambda port: ["qualms", "serve", str(bundle_file), "--port", str(port)], ()) as service:
         (alone,) = compare(service.url, console=string_console(), **options)
         assert len(started) == 1
         (compared,) = compare(f"{service.url}/", bundle=str(bundle_file), console=string_console(), **options)
         assert len(started) == 2
     assert (alone.limit, alone.plain) == (None, None)
+    if sys.platform == "linux":  # the process is found by its port
+        assert (alone.ours.cpu or 0) > 0
     assert compared.limit
     assert compared.plain
 
@@ -229,7 +241,7 @@ def test_the_command_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> N
     given: dict[str, Any] = {}
     monkeypatch.setattr(comparison, "compare", lambda target, **options: given.update(options, target=target))
     arguments = ["bench", "mnist", "--seconds", "2", "--concurrency", "4", "--concurrency", "256", "--profile"]
-    arguments += ["--pictures", "colour", "--instructions"]
+    arguments += ["--pictures", "photo-640", "--instructions", "--cores", "2"]
     assert CliRunner().invoke(cli.app, arguments).exit_code == 0
     assert given == {
         "target": "mnist",
@@ -237,9 +249,11 @@ def test_the_command_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> N
         "seconds": 2.0,
         "rounds": 3,
         "concurrencies": [4, 256],
-        "pictures": "colour",
+        "pictures": "photo-640",
         "profile": True,
         "instructions": True,
+        "cores": 2,
+        "pid": None,
     }
 
 
@@ -272,10 +286,15 @@ def test_the_bundle_option_needs_a_url(bundle_file: Path) -> None:
         compare("nothing.onnx", console=string_console())
 
 
+def test_the_pid_option_needs_a_url(bundle_file: Path) -> None:
+    with pytest.raises(BenchError, match="--pid 1 is accepted only together with the URL"):
+        compare(str(bundle_file), pid=1, console=string_console())
+
+
 def test_the_error_of_a_server_that_does_not_start_is_reported(started: list[subprocess.Popen[bytes]]) -> None:
     with (
         pytest.raises(BenchError, match=r"did not start: There is no file 'nothing\.onnx'"),
-        server(lambda port: ["qualms", "serve", "nothing.onnx", "--port", str(port)], None),
+        server(lambda port: ["qualms", "serve", "nothing.onnx", "--port", str(port)], ()),
     ):
         pytest.fail("it started")
     assert started[0].returncode == 2
@@ -322,8 +341,7 @@ def test_the_limit_is_measured_with_batches_up_to_max_batch(bundle_file: Path) -
     meter = LimitMeter(bundle, draw_pngs(bundle.manifest.input, 3), max_batch=4)
     assert [meter.measure(concurrency, 0.01).batch for concurrency in (1, 4, 64)] == [1, 4, 4]
     limit = meter.measure(2, 0.01)
-    assert min(limit.decode, limit.inference, limit.encode) > 0
-    assert limit.images_per_second == pytest.approx(1 / (limit.decode + limit.inference + limit.encode))
+    assert min(limit.decode, limit.our_decode, limit.inference, limit.encode) > 0
 
 
 # Load generators
@@ -349,9 +367,40 @@ def test_colour_images_are_different_reproducible_and_of_the_size_of_small_photo
             assert (image.format, image.mode, image.size) == ("PNG", "RGB", (32, 32))
 
 
+@pytest.mark.parametrize(
+    ("pictures", "number", "size", "smallest", "largest"),
+    [
+        ("photo-224", 16, (224, 224), 10_000, 20_000),
+        ("photo-640", 16, (640, 480), 60_000, 120_000),
+        ("photo-12mp", 4, (4000, 3000), 3_000_000, 4_000_000),
+    ],
+)
+def test_photographs_are_different_reproducible_and_of_typical_size(
+    pictures: PhotoKind, number: int, size: tuple[int, int], smallest: int, largest: int
+) -> None:
+    files = sample_files(pictures, InputSpec(height=28, width=28, colour="L"))
+    assert draw_photographs(pictures) == files
+    assert len(set(files)) == len(files) == number
+    for file in files:
+        assert smallest <= len(file) <= largest
+        with Image.open(io.BytesIO(file)) as image:
+            assert isinstance(image, JpegImagePlugin.JpegImageFile)
+            assert (image.mode, image.size) == ("RGB", size)
+            assert JpegImagePlugin.get_sampling(image) == 2  # 4:2:0
+
+
+def test_requests_state_the_media_type_of_each_file() -> None:
+    png, jpeg = draw_colour_pngs(1)[0], draw_photographs("photo-224")[0]
+    requests = post_requests(f"http://{HOST}:1/predict", [png, jpeg])
+    for body, kind in ((png, b"image/png"), (jpeg, b"image/jpeg"), (png, b"image/png")):
+        head, _, sent = next(requests).partition(b"\r\n\r\n")
+        assert sent == body
+        assert b"\r\nContent-Type: " + kind + b"\r\n" in head
+
+
 def test_the_output_of_wrk_is_parsed() -> None:
-    assert parse_wrk(WRK_GOOD) == LoadResult(1e6 * 1941 / 1009613, 0.004034, 0.007215, 0)
-    assert parse_wrk(WRK_ERRORS) == LoadResult(200.0, 0.001, 0.002, 106)
+    assert parse_wrk(WRK_GOOD) == LoadResult(1e6 * 1941 / 1009613, 0.004034, 0.007215, 0, 1941)
+    assert parse_wrk(WRK_ERRORS) == LoadResult(200.0, 0.001, 0.002, 106, 400)
 
 
 @pytest.mark.parametrize(
@@ -369,13 +418,14 @@ def test_a_failure_of_wrk_is_reported(output: str, message: str) -> None:
 
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
 def test_wrk_sends_the_files_unchanged_and_counts_refusals(stub: Callable[..., Stub]) -> None:
-    generator, bodies = default_generator(), [bytes(range(256)), b'\\\r\n"]]\0']
+    generator, bodies = default_generator(), [bytes(range(256)), b"\xff\xd8" + bytes(5_000_000)]
     assert isinstance(generator, Wrk)
     target = stub([200, 200, 503])
     load = generator(f"{target.url}/predict", bodies, 0.1, 2)
     assert load.requests_per_second > 0
     assert load.errors > 0
     assert set(target.bodies) == set(bodies)
+    assert set(target.types) == {"image/png", "image/jpeg"}
 
 
 def test_the_built_in_client_is_used_if_wrk_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,47 +461,92 @@ def test_a_fixed_number_of_requests_is_sent_and_failures_are_reported(stub: Call
 # Figures
 
 
-def test_the_median_is_taken_per_figure_and_errors_are_summed() -> None:
-    loads = [LoadResult(10, 3, 9, 1), LoadResult(30, 1, 7, 0), LoadResult(20, 2, 8, 2)]
-    assert median(loads) == LoadResult(20, 2, 8, 3)
+def test_the_median_is_taken_per_figure_and_errors_and_replies_are_summed() -> None:
+    loads = [LoadResult(10, 3, 9, 1, 5), LoadResult(30, 1, 7, 0, 6), LoadResult(20, 2, 8, 2, 7)]
+    assert median(loads) == LoadResult(20, 2, 8, 3, 18)
 
 
-def test_ratios_to_the_limit_and_to_the_plain_server(bundle_file: Path) -> None:
-    bundle = open_bundle(bundle_file)
-    limit = LimitMeter(bundle, draw_pngs(bundle.manifest.input, 1)).measure(1, 0.01)
-    row = ComparisonRow(1, LoadResult(100, 0.002, 0.003, 0), LoadResult(50, 0.004, 0.005, 0), limit)
-    assert row.share_of_limit == pytest.approx(100 / limit.images_per_second)
-    assert (row.throughput_ratio, row.latency_ratio) == (2, 0.5)
+def test_ratios_to_the_limit_and_to_the_plain_server() -> None:
+    limit = Limit(1, decode=0.004, our_decode=0.001, inference=0.003, encode=0.001)
+    assert limit.images_per_second == pytest.approx(125)
+    assert limit.with_our_decoder == pytest.approx(200)
+    ours = ServerLoad(LoadResult(100, 0.002, 0.003, 0, 9), 0.006)
+    plain = ServerLoad(LoadResult(50, 0.004, 0.005, 0, 9), 0.012)
+    row = ComparisonRow(1, ours, plain, limit)
+    assert row.share_of_limit == pytest.approx(0.8)
+    assert row.share_of_limit_with_our_decoder == pytest.approx(0.5)
+    assert (row.throughput_ratio, row.latency_ratio, row.cpu_ratio) == (2, 0.5, 0.5)
     console = string_console()
     print_comparison([row], console)
-    assert "At concurrency 1: p50 is 0.50 of the plain server's." in text_of(console)
-    assert max(map(len, text_of(console).splitlines())) <= 80
+    print_costs([row], console)
+    text = text_of(console)
+    assert "At concurrency 1: p50 is 0.50 of the plain server's." in text
+    assert ["1", "4,000", "1,000", "0.25", "200", "0.50", "6", "12", "0.50"] in map(str.split, text.splitlines())
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_figures_of_12_megapixels_fit_into_the_table() -> None:
+    limit = Limit(1, decode=0.2238, our_decode=0.1171, inference=0.003, encode=0.001)
+    load = ServerLoad(LoadResult(4.3, 0.23, 0.3, 0, 9), 0.25456)
+    console = string_console()
+    print_costs([ComparisonRow(64, load, load, limit)], console)
+    cells = ["64", "223,800", "117,100", "0.52", "8.26", "0.52", "254.6", "254.6", "1.00"]
+    assert cells in map(str.split, text_of(console).splitlines())
+
+
+def test_cells_are_empty_if_the_process_is_unknown() -> None:
+    row = ComparisonRow(1, ServerLoad(LoadResult(100, 0.002, 0.003, 0, 9), None), None, None)
+    assert (row.cpu_ratio, row.share_of_limit_with_our_decoder) == (None, None)
+    console = string_console()
+    print_costs([row], console)
+    print_memory({"qualms": None}, console)
+    assert ["1"] in map(str.split, text_of(console).splitlines())
+    assert "one request at a time: unknown." in text_of(console)
+    print_memory({"qualms": RequestMemory(idle=100_000_000, rise=2_500_000), "plain": None}, console)
+    assert "qualms 2.5 MB above the 100.0 MB of the idle server." in " ".join(text_of(console).split())
 
 
 # Cores
 
 
 @pytest.mark.parametrize(
-    ("available", "siblings", "chosen"),
+    ("number", "available", "threads", "chosen"),
     [
-        ([], {}, (None, None)),
-        ([3], {3}, (3, 3)),
-        ([2, 5], {2}, (2, 5)),
-        ([0, 1, 2, 3], {0, 1}, (0, 2)),
-        ([0, 1], {0, 1}, (0, 1)),
+        (1, [], 1, ((), ())),
+        (1, [3], 1, ((3,), (3,))),
+        (1, [2, 5], 1, ((2,), (5,))),
+        (1, [0, 1, 2, 3], 2, ((0,), (2,))),
+        (1, [0, 1], 2, ((0,), (1,))),
+        (2, [0, 1], 1, ((0, 1), (0, 1))),
+        (2, [0, 1, 2], 1, ((0, 1), (2,))),
+        (2, [0, 1, 2, 3], 2, ((0, 2), (1,))),
+        (2, [0, 1, 2, 3, 4, 5], 2, ((0, 2), (4,))),
+        (3, [0, 1, 2, 3], 2, ((0, 2, 1), (3,))),
     ],
 )
 def test_server_and_load_share_a_core_only_if_there_is_no_other(
-    available: list[int], siblings: set[int], chosen: tuple[int | None, int | None]
+    number: int, available: list[int], threads: int, chosen: tuple[Cores, Cores]
 ) -> None:
-    assert choose_cores(available, lambda core: siblings) == chosen
+    def siblings(core: int) -> set[int]:
+        first = core // threads * threads
+        return set(range(first, first + threads))
+
+    assert choose_cores(number, available, siblings) == chosen
+
+
+@pytest.mark.parametrize("available", [[], [0, 1]])
+def test_more_cores_than_there_are_is_an_error(available: list[int]) -> None:
+    with pytest.raises(
+        BenchError, match=f"--cores is 3, but the server can be pinned to at most {len(available)} cores"
+    ):
+        choose_cores(3, available)
 
 
 @linux
 def test_a_process_started_while_pinned_runs_on_that_core() -> None:
     before = os.sched_getaffinity(0)
     core = max(before)
-    with pinned(core):
+    with pinned((core,)):
         assert os.sched_getaffinity(0) == {core}
         program = "import os; print(os.sched_getaffinity(0))"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)

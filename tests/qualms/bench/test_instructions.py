@@ -29,7 +29,7 @@ version: 1
 creator: callgrind-3.19.0
 positions: line
 events: Ir
-summary: 1171
+summary: 1182
 
 ob=(1) /usr/lib/libpython3.so
 fl=(1) ceval.c
@@ -54,18 +54,24 @@ fn=(3) decode
 ob=(4) /site-packages/pillow.libs/libz.so
 fn=(4) inflate
 0 7
+ob=(5) /site-packages/simplejpeg/_jpeg.so
+fn=(5) decompress
+0 5
+ob=(6) /site-packages/pyspng/_pyspng_c.so
+fn=(6) spng
+0 6
 ob=(1)
 fn=(1)
 * 3
-totals: 1171
+totals: 1182
 """
 
 
 def test_callgrind_costs_are_summed_by_library_without_those_of_called_functions() -> None:
     counted = parse_callgrind(CALLGRIND.splitlines(keepends=True))
-    assert counted == Instructions(1171, 1000, 47)
+    assert counted == Instructions(1182, 1000, 58)
     assert counted.rest == 124
-    assert counted.per(2) == Instructions(585.5, 500, 23.5)
+    assert counted.per(2) == Instructions(591, 500, 29)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +127,7 @@ def test_the_table_has_the_parts_that_the_tool_attributes() -> None:
     assert max(map(len, text.splitlines())) <= 80
     text = printed(InstructionsRow(8, Instructions(5e5), Instructions(1e6)))
     assert ["8", "qualms", "500.0", "0.50"] in map(str.split, text.splitlines())
-    assert "Pillow" not in text
+    assert "decoders" not in text
 
 
 def test_one_sentence_replaces_the_table_if_there_is_no_tool(monkeypatch: pytest.MonkeyPatch) -> None:

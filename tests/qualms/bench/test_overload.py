@@ -29,7 +29,7 @@ UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 DISCONNECT = b""
 NOT_HTTP = b"hello\r\n\r\n"
 
-IDLE = LoadResult(100.0, 0.01, 0.02, 0)
+IDLE = LoadResult(100.0, 0.01, 0.02, 0, 100)
 
 
 class Stub:
@@ -174,7 +174,7 @@ def overloaded(**changes: Any) -> OverloadResult:
         "busy_seconds": 10.0,
     }
     polls = [Poll(True, 0.01, 2**20 * (100 + index)) for index in range(4)]
-    whole: dict[str, Any] = {"polls": polls, "after": LoadResult(90.0, 0.012, 0.02, 0)}
+    whole: dict[str, Any] = {"polls": polls, "after": LoadResult(90.0, 0.012, 0.02, 0, 100)}
     for name, value in changes.items():
         (whole if name in whole else offered)[name] = value
     return OverloadResult(100.0, IDLE, OpenLoopResult(300.0, 10.0, 0.5, **offered), whole["polls"], whole["after"])
@@ -207,8 +207,8 @@ def test_all_checks_pass_for_a_good_result() -> None:
         ({"polls": [Poll(True, 0.01, 1), Poll(False, 1.0, 1)]}, ["readiness"]),
         ({"polls": []}, ["memory", "readiness"]),
         ({"after": None}, ["latency"]),
-        ({"after": LoadResult(90.0, 0.016, 0.02, 0)}, ["latency"]),
-        ({"after": LoadResult(90.0, 0.01, 0.02, 1)}, ["latency"]),
+        ({"after": LoadResult(90.0, 0.016, 0.02, 0, 100)}, ["latency"]),
+        ({"after": LoadResult(90.0, 0.01, 0.02, 1, 100)}, ["latency"]),
     ],
 )
 def test_each_fault_fails_its_check(changes: dict[str, Any], words: list[str]) -> None:
@@ -317,4 +317,4 @@ def test_the_command_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> N
     given: dict[str, Any] = {}
     monkeypatch.setattr(overload, "run_overload", lambda model, **options: given.update(options, model=model))
     assert CliRunner().invoke(cli.app, ["bench", "mnist", "--overload", "60", "--deadline", "0.25"]).exit_code == 0
-    assert given == {"model": "mnist", "seconds": 60.0, "deadline": 0.25}
+    assert given == {"model": "mnist", "seconds": 60.0, "deadline": 0.25, "pictures": "digits"}

@@ -1,7 +1,8 @@
-"""The attacking process: `python -m qualms.bench.attacks.attacker PORT NAME SECONDS`, on the loopback interface only.
+"""The attacking process: `python -m qualms.bench.attacks.attacker PORT NAME`, on the loopback interface only.
 
-It prints "ready" when its payload is made, starts when a line arrives on its standard input, and prints its counts as
-JSON. It is a process of its own, with a low priority, so that it does not delay the well-behaved client.
+It prints "ready" when its payload is made. Each line on its standard input is a number of seconds, for which it attacks;
+then it prints its counts as JSON. It is a process of its own, with a low priority, so that it does not delay the
+well-behaved client.
 """
 
 import asyncio
@@ -174,17 +175,16 @@ class _AttackingConnection:
         raise ConnectionResetError
 
 
-def main(port: str, name: str, seconds: str) -> None:
-    """Make the payload, wait for a line, attack, and print the counts."""
+def main(port: str, name: str) -> None:
+    """Make the payload, and attack as often as a line arrives."""
     os.nice(_NICE)
     (attack,) = find_attacks([name])
     payload = attack.payload()
     print("ready", flush=True)
-    if not sys.stdin.readline():
-        return
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        counts = runner.run(run_attack(attack, int(port), float(seconds), payload))
-    print(counts.to_json(), flush=True)
+    for seconds in sys.stdin:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            counts = runner.run(run_attack(attack, int(port), float(seconds), payload))
+        print(counts.to_json(), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,12 @@
-"""Run attacks one by one, each against a newly started service, while a well-behaved client measures it."""
+"""Run attacks one by one, each against a newly started service, while a well-behaved client measures it.
 
+After the attack, the service must become ready again. Then the attack is repeated, and SIGTERM must end the service while
+connections of the attack are open and sending.
+"""
+
+import os
+import select
+import signal
 import subprocess
 import sys
 import time
@@ -12,10 +19,10 @@ from rich.progress import Progress
 
 from qualms.bench.attacks.attacker import AttackCounts
 from qualms.bench.attacks.definition import Attack
-from qualms.bench.attacks.memory import peak, reset_peak, resident
 from qualms.bench.attacks.registry import find_attacks
-from qualms.bench.attacks.report import AttackResult, print_attacks
+from qualms.bench.attacks.report import GRACE_SECONDS, AttackResult, Stop, print_attacks
 from qualms.bench.attacks.well_behaved import ClientResult, run_client
+from qualms.bench.process_tree import PeakMemory
 from qualms.bench.processes import (
     BenchError,
     ServerProcess,
@@ -34,7 +41,14 @@ _WARM_UP_SECONDS = 1.0
 _RECOVERY_SECONDS = 1.0
 """time from the end of an attack until readiness and memory are checked"""
 _END_SECONDS = 20.0
-"""time in which the attacker must end after the attack"""
+"""time in which the attacker must print its counts after the attack"""
+_BEFORE_SIGTERM_SECONDS = 1.0
+"""time for which the repeated attack runs before SIGTERM is sent"""
+_MAX_STOP_SECONDS = GRACE_SECONDS + 5.0
+"""time after which a service that has not ended is killed"""
+_POLL_SECONDS = 0.01
+_SETTINGS = {"QUALMS_DRAIN_SECONDS": "0.5", "QUALMS_GRACE_SECONDS": f"{GRACE_SECONDS:g}"}
+"""the default grace period, and a shorter time in which requests are accepted, so that a run takes less time"""
 
 
 def run_attacks(
@@ -73,8 +87,8 @@ def run_attacks(
 @contextmanager
 def _service(path: str, files: list[bytes]) -> Iterator[ServerProcess]:
     """A new service that has answered requests; this process and those it starts run on the other core."""
-    server_core, load_core = choose_cores()
-    with server(service_command(path), server_core) as service, pinned(load_core):
+    server_cores, load_cores = choose_cores()
+    with server(service_command(path), server_cores, variables=_SETTINGS) as service, pinned(load_cores):
         run_client(service.url, files, _WARM_UP_SECONDS)
         yield service
 
@@ -82,41 +96,68 @@ def _service(path: str, files: list[bytes]) -> Iterator[ServerProcess]:
 def _measure(
     attack: Attack, service: ServerProcess, files: list[bytes], seconds: float, alone: ClientResult
 ) -> AttackResult:
-    """Run the client and one attack at the same time."""
+    """Run the client and one attack at the same time, and then stop the service during a second attack."""
     port = str(urlsplit(service.url).port)
-    command = [sys.executable, "-P", "-m", "qualms.bench.attacks.attacker", port, attack.name, str(seconds)]
+    command = [sys.executable, "-P", "-m", "qualms.bench.attacks.attacker", port, attack.name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as attacker:
         try:
-            assert attacker.stdin
             assert attacker.stdout
             if attacker.stdout.readline() != b"ready\n":
                 raise BenchError(f"The attacker of {attack.name} did not start.")
-            reset_peak(service.pid)
-            attacker.stdin.write(b"\n")
-            attacker.stdin.flush()
-            client = run_client(service.url, files, seconds)
-            counts = _counts(attacker, attack)
+            memory = PeakMemory(service.pid)
+            with memory.sampled():
+                _start(attacker, seconds)
+                client = run_client(service.url, files, seconds)
+                counts = _counts(attacker, attack)
+            highest = memory.value
+            time.sleep(_RECOVERY_SECONDS)
+            after, recovered = service.memory(), _is_ready(service.url)
+            _start(attacker, _BEFORE_SIGTERM_SECONDS + _MAX_STOP_SECONDS)
+            time.sleep(_BEFORE_SIGTERM_SECONDS)
+            stop = terminate(service.pid, _MAX_STOP_SECONDS)
         finally:
-            attacker.kill()  # does nothing if the process has ended
-    highest = peak(service.pid)
-    time.sleep(_RECOVERY_SECONDS)
+            attacker.kill()
     return AttackResult(
         attack=attack,
         client=client,
         alone=alone,
         peak=highest,
-        after=resident(service.pid),
-        recovered=_is_ready(service.url),
+        after=after,
+        recovered=recovered,
+        stop=stop,
         counts=counts,
     )
 
 
+def terminate(pid: int, timeout: float) -> Stop | None:
+    """Send SIGTERM to a child process and wait until it ends; None if it does not within `timeout` seconds.
+
+    The process is not reaped, so that its owner can still wait for it.
+    """
+    start = time.perf_counter()
+    os.kill(pid, signal.SIGTERM)
+    while (elapsed := time.perf_counter() - start) < timeout:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if ended is not None:
+            return Stop(elapsed, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+        time.sleep(_POLL_SECONDS)
+    return None
+
+
+def _start(attacker: "subprocess.Popen[bytes]", seconds: float) -> None:
+    assert attacker.stdin
+    attacker.stdin.write(f"{seconds}\n".encode())
+    attacker.stdin.flush()
+
+
 def _counts(attacker: "subprocess.Popen[bytes]", attack: Attack) -> AttackCounts:
+    assert attacker.stdout
     try:
-        output, _ = attacker.communicate(timeout=_END_SECONDS)
-        return AttackCounts.from_json(output)
-    except (subprocess.TimeoutExpired, ValueError):
-        raise BenchError(f"The attacker of {attack.name} failed.") from None
+        if select.select([attacker.stdout], [], [], _END_SECONDS)[0]:
+            return AttackCounts.from_json(attacker.stdout.readline())
+    except ValueError:
+        pass
+    raise BenchError(f"The attacker of {attack.name} failed.")
 
 
 def _is_ready(url: str) -> bool:

@@ -18,13 +18,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from qualms import cli
-from qualms.bench.attacks import attacker, memory, run
+from qualms.bench.attacks import attacker, run
 from qualms.bench.attacks.attacker import AttackCounts, run_attack
 from qualms.bench.attacks.definition import Attack, Script, Wait, head, post
 from qualms.bench.attacks.payloads import MAX_BODY, in_pieces, noise_png
 from qualms.bench.attacks.registry import find_attacks
-from qualms.bench.attacks.report import AttackResult, describe, print_attacks
-from qualms.bench.attacks.run import failed, run_attacks
+from qualms.bench.attacks.report import AttackResult, Stop, describe, print_attacks
+from qualms.bench.attacks.run import failed, run_attacks, terminate
 from qualms.bench.attacks.well_behaved import ClientResult
 from qualms.bench.open_loop import OpenLoopResult
 from qualms.bench.processes import HOST, BenchError
@@ -193,34 +193,6 @@ def test_counts_are_passed_on_as_json() -> None:
     assert describe(AttackCounts(invalid=2)) == "invalid HTTP × 2, 0 of 0 connections closed"
 
 
-# Memory
-
-
-@linux
-def test_the_peak_of_memory_is_reset_and_measured() -> None:
-    program = "import sys; print(flush=True); input(); x = b'x' * 50_000_000; del x; print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin
-        assert process.stdout
-        process.stdout.readline()
-        memory.reset_peak(process.pid)
-        before = memory.resident(process.pid) or 0
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-        process.stdout.readline()
-        peak, after = memory.peak(process.pid) or 0, memory.resident(process.pid) or 0
-        process.stdin.close()
-    assert peak > before + 45_000_000
-    assert 0 < after < before + 25_000_000
-
-
-@linux
-def test_the_memory_of_an_ended_process_is_unknown() -> None:
-    assert memory.peak(2**30) is memory.resident(2**30) is None
-    with pytest.raises(BenchError, match="cannot be measured"):
-        memory.reset_peak(2**30)
-
-
 # Results
 
 ALONE = ClientResult(400, 0, 0.002, 0.004)
@@ -230,7 +202,7 @@ def a_result(**changes: Any) -> AttackResult:
     """A result without faults, with some fields replaced."""
     (attack,) = find_attacks(["churn"])
     client = ClientResult(400, 0, 0.003, 0.024)
-    return replace(AttackResult(attack, client, ALONE, 2**28, 2**27, True, AttackCounts()), **changes)
+    return replace(AttackResult(attack, client, ALONE, 2**28, 2**27, True, Stop(0.9, 0), AttackCounts()), **changes)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +215,10 @@ def a_result(**changes: Any) -> AttackResult:
         ({"client": ClientResult(400, 400, math.inf, math.inf)}, ["failures", "p99"]),
         ({"peak": 600_000_000}, ["memory"]),
         ({"peak": None, "after": None, "recovered": False}, ["memory", "not ready"]),
+        ({"stop": None}, ["does not stop"]),
+        ({"stop": Stop(30.5, 0)}, []),
+        ({"stop": Stop(31.5, 0)}, ["does not stop"]),
+        ({"stop": Stop(0.9, -9)}, ["exit code"]),
     ],
 )
 def test_each_fault_fails_its_check(changes: dict[str, Any], faults: list[str]) -> None:
@@ -269,6 +245,28 @@ def test_all_requests_without_status_200_are_failures_of_the_client() -> None:
     )
     assert ClientResult.of(result) == ClientResult(100, 10, 0.01, 0.01)
     assert ClientResult.of(OpenLoopResult(50.0, 1.0, 5.0, unanswered=1, lags=array("d", [0.0]))).p99 == math.inf
+
+
+# Stopping
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))", 3),
+        ("signal.signal(signal.SIGTERM, signal.SIG_DFL)", -15),
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", None),
+    ],
+)
+def test_the_end_of_a_terminated_process_is_reported_and_left_to_its_owner(program: str, code: int | None) -> None:
+    command = [sys.executable, "-c", f"import signal, sys; {program}; print(flush=True); sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        stop = terminate(process.pid, 0.1 if code is None else 30.0)
+        assert (None if stop is None else stop.code) == code
+        process.kill()
+        assert process.wait() == (-9 if code is None else code)
 
 
 # The command
@@ -334,6 +332,8 @@ def test_attacks_on_the_real_service_are_measured_and_all_processes_end(
         assert (result.peak or 0) >= 10**7
         assert (result.after or 0) >= 10**7
         assert result.counts.opened > 0
+        assert result.stop is not None
+        assert result.stop.code == 0
     assert results[1].counts.statuses[200] > 0
     rows = [line.split() for line in file.getvalue().splitlines()]
     assert [row[0] for row in rows if row and row[0] in {"none", "invalid-requests", "metrics-flood"}] == [
