@@ -5,10 +5,8 @@ from base64 import b64encode
 from itertools import repeat
 
 from qualms.bench.attacks.definition import CHUNK, Script, Wait, attack, head, post
-from qualms.bench.attacks.payloads import MAX_BODY, in_pieces, noise_png
+from qualms.bench.attacks.payloads import FORM, MAX_BODY, in_pieces, noise_png
 
-_BOUNDARY = "boundary"
-_FORM = f"multipart/form-data; boundary={_BOUNDARY}"
 _CHUNKED = head("POST /predict", Content_Type="image/png", Transfer_Encoding="chunked")
 
 
@@ -131,11 +129,11 @@ def _json_base64() -> bytes:
 
 def _multipart_parts() -> bytes:
     part = b'--boundary\r\nContent-Disposition: form-data; name="a"; filename="b"\r\n\r\nc\r\n'
-    return post(part * (MAX_BODY // len(part) - 1) + b"--boundary--\r\n", _FORM)
+    return post(part * (MAX_BODY // len(part) - 1) + b"--boundary--\r\n", FORM)
 
 
 def _multipart_headers() -> bytes:
-    return post(b"--boundary\r\nContent-Disposition: form-data; name=" + b"n" * (MAX_BODY - 100) + b"\r\n", _FORM)
+    return post(b"--boundary\r\nContent-Disposition: form-data; name=" + b"n" * (MAX_BODY - 100) + b"\r\n", FORM)
 
 
 @attack("json-floats", "16 MB of JSON floats", payload=_json_floats, connections=8)

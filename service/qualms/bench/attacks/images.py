@@ -1,10 +1,15 @@
 """Attacks by images that take long to decode."""
 
 from qualms.bench.attacks.definition import Script, Wait, attack, post
-from qualms.bench.attacks.payloads import jpeg_12_megapixels, png_12_megapixels, progressive_jpeg, uniform_png
+from qualms.bench.attacks.payloads import (
+    FORM,
+    form_body,
+    jpeg_12_megapixels,
+    png_12_megapixels,
+    progressive_jpeg,
+    uniform_png,
+)
 from qualms.bench.sample_images import draw_colour_pngs
-
-_PART = b'--boundary\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n%b\r\n'
 
 
 def _broken_png() -> bytes:
@@ -13,7 +18,7 @@ def _broken_png() -> bytes:
 
 
 def _many_images() -> bytes:
-    return b"".join(_PART % picture for picture in 4 * draw_colour_pngs(16)) + b"--boundary--\r\n"
+    return form_body(4 * draw_colour_pngs(16))
 
 
 @attack("large-jpegs", "JPEGs of 12 MP at full rate", payload=jpeg_12_megapixels, connections=4)
@@ -32,7 +37,7 @@ def repeated_image(picture: bytes) -> Script:
 @attack("many-images", "forms of 64 small images at full rate", payload=_many_images, connections=4)
 def many_images(form: bytes) -> Script:
     """The largest number of images that is accepted."""
-    request = post(form, "multipart/form-data; boundary=boundary")
+    request = post(form, FORM)
     while True:
         yield request
         yield Wait.REPLY

@@ -1,7 +1,7 @@
 """Large request bodies, and images that take as long to decode as the limits allow."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from PIL import Image
@@ -9,6 +9,9 @@ from PIL import Image
 MAX_BODY = 2**24
 """the service's default limit, QUALMS_MAX_BODY_BYTES"""
 _PIECE = 2**18
+FORM = "multipart/form-data; boundary=boundary"
+"""content type of `form_body`"""
+_PART = b'--boundary\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n%b\r\n'
 
 
 def in_pieces(data: bytes | memoryview) -> Iterator[memoryview]:
@@ -16,6 +19,11 @@ def in_pieces(data: bytes | memoryview) -> Iterator[memoryview]:
     view = memoryview(data)
     for start in range(0, len(view), _PIECE):
         yield view[start : start + _PIECE]
+
+
+def form_body(files: Iterable[bytes]) -> bytes:
+    """A form of image files."""
+    return b"".join(_PART % file for file in files) + b"--boundary--\r\n"
 
 
 def noise_png() -> bytes:

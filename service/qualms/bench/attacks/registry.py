@@ -2,7 +2,13 @@
 
 from difflib import get_close_matches
 
-from qualms.bench.attacks import bodies, connections, heads, images  # noqa: F401  (importing them registers attacks)
+from qualms.bench.attacks import (  # noqa: F401  (importing them registers attacks)
+    bodies,
+    connections,
+    heads,
+    hostile_files,
+    images,
+)
 from qualms.bench.attacks.definition import ATTACKS, Attack
 from qualms.bench.processes import BenchError
 
