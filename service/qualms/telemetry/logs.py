@@ -53,6 +53,8 @@ def configure(level: str, stream: IO[Any] | None = None, terminal: bool | None =
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # python_multipart warns about each malformed body; the client already gets an error reply for it.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    # Pillow logs errors of some damaged files, for which the client gets an error reply as well.
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 def _descriptor(stream: IO[Any] | None) -> int | None:

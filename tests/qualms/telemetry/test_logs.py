@@ -15,7 +15,7 @@ from qualms.telemetry import logs
 @pytest.fixture
 def stream(tmp_path: Path) -> Iterator[IO[bytes]]:
     """A file for logs.configure(). The configuration of logging is restored after the test."""
-    names = ("", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi", "python_multipart")
+    names = ("", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi", "python_multipart", "PIL")
     loggers = [logging.getLogger(name) for name in names]
     before = [(logger, logger.handlers, logger.level, logger.propagate) for logger in loggers]
     flags = logging.logThreads, logging.logProcesses, logging.logMultiprocessing
@@ -166,12 +166,13 @@ def test_a_record_that_cannot_be_formatted_is_reported_on_stderr(
     assert [line["message"] for line in lines(stream)] == ["next"]
 
 
-def test_uvicorns_records_are_written_as_json_and_multipart_warnings_are_not(stream: IO[bytes]) -> None:
+def test_uvicorns_records_are_written_as_json_and_errors_in_bodies_and_images_are_not(stream: IO[bytes]) -> None:
     uvicorn.Config("module:app")
     logs.configure("info", stream)
     logging.getLogger("uvicorn.error").info("Started", extra={"color_message": "\x1b[1mStarted"})
     logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', "::1", "GET", "/livez", "1.1", 200)
     logging.getLogger("python_multipart.multipart").warning("a malformed body")
+    logging.getLogger("PIL.TiffImagePlugin").error("a malformed image")
     assert [line["message"] for line in lines(stream)] == ["Started", '::1 - "GET /livez HTTP/1.1" 200']
 
 
