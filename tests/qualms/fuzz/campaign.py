@@ -1,7 +1,8 @@
-"""A fuzz campaign against `qualms serve` on loopback: raw HTTP, or bodies of predictions.
+"""A fuzz campaign against `qualms serve` on loopback: raw HTTP, bodies of predictions, or image files.
 
     python -m tests.qualms.fuzz.campaign --cases 1000000 --kind http --report http.md
     python -m tests.qualms.fuzz.campaign --cases 1000000 --kind bodies --report bodies.md
+    python -m tests.qualms.fuzz.campaign --cases 200000 --kind images --report images.md
 
 Several connections send one case after the other and stay open as long as the service keeps them. `judge.py` checks each case,
 and at the end the service's counters, memory and log are checked. The exit code is 1 if anything was violated.
@@ -22,6 +23,7 @@ from tests.qualms.fuzz.body_cases import MAX_BODY_BYTES, MAX_PIXELS, body_case
 from tests.qualms.fuzz.case import Case
 from tests.qualms.fuzz.exchange import Connection, Outcome, exchange
 from tests.qualms.fuzz.http_cases import http_case
+from tests.qualms.fuzz.image_cases import image_case
 from tests.qualms.fuzz.judge import Judge, Verdict
 from tests.qualms.fuzz.report import Results, to_markdown
 from tests.qualms.fuzz.service import HOST, Service, running_service
@@ -32,12 +34,12 @@ CONNECTIONS = 8
 CASE_SECONDS = 4.0
 """a connection must be answered or closed within this time"""
 GROWTH = 64 * 2**20
-"""maximal growth of the service's memory in bytes after the first tenth of the campaign"""
+"""maximal difference in bytes of the memory in the last tenth of the campaign and after its first tenth"""
 _SAMPLES = 200
 _SETTLE_SECONDS = 5.0
 
 Make = Callable[[int, int], Case]
-MAKES: dict[str, Make] = {"http": http_case, "bodies": body_case}
+MAKES: dict[str, Make] = {"http": http_case, "bodies": body_case, "images": image_case}
 SETTINGS = {"max_pixels": MAX_PIXELS, "max_body_bytes": MAX_BODY_BYTES}
 """settings of the service"""
 
@@ -71,10 +73,15 @@ class Campaign:
         watch.cancel()
         self.results.seconds = time.monotonic() - started
         await self._finish()
+        if self._service.process.poll() is not None:
+            return self.results
         self.results.counted = self._service.counts()
         self.results.counted.subtract(before)
         self.results.counted["metrics", 200] -= 1  # the request that read `before`
         self.results.compare_counters()
+        self.results.killed_workers = self._service.killed_workers()
+        if not self._service.is_ready():
+            self.results.add_violation("the service is not ready after the last case", "/readyz")
         return self.results
 
     async def _run_cases(self) -> None:
@@ -121,8 +128,9 @@ class Campaign:
             results.add_violation("the service has ended", f"exit code {process.returncode}")
             return
         results.memory.append(self._service.memory())
-        if results.growth > GROWTH:
-            results.add_violation("memory grows", f"{results.growth / 2**20:.0f} MiB after the first tenth")
+        if results.leak > GROWTH:
+            results.add_violation("memory grows", f"{results.leak / 2**20:.0f} MiB after the first tenth")
+        results.library_lines = self._service.library_lines()
         for line in self._service.log_errors():
             results.add_violation("errors in the log", line[:1000].replace("|", "\\x7c"))
         await asyncio.sleep(min(_SETTLE_SECONDS, results.seconds / 10))  # abandoned predictions are still running

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median
 
 from tests.qualms.fuzz.case import Case
 from tests.qualms.fuzz.exchange import Outcome
@@ -31,7 +32,11 @@ class Results:
     unread: int = 0
     seconds: float = 0.0
     memory: list[int] = field(default_factory=list)
-    """resident memory of the service in bytes, sampled after equal numbers of cases"""
+    """resident memory of the service and its workers in bytes, sampled after equal numbers of cases"""
+    killed_workers: Counter[str] = field(default_factory=Counter)
+    """worker processes that the service has killed, by reason"""
+    library_lines: int = 0
+    """messages of C libraries in the log"""
     violations: dict[str, Category] = field(default_factory=dict)
     differences: dict[str, Category] = field(default_factory=dict)
 
@@ -64,6 +69,12 @@ class Results:
         """Growth of the service's memory in bytes after the first tenth of the campaign."""
         warm = self.memory[len(self.memory) // 10 :]
         return max(warm) - warm[0] if warm else 0
+
+    @property
+    def leak(self) -> float:
+        """Memory in bytes in the last tenth of the campaign minus that in the second tenth, medians."""
+        tenth = max(1, len(self.memory) // 10)
+        return median(self.memory[-tenth:]) - median(self.memory[tenth : 2 * tenth] or self.memory)
 
     def compare_counters(self) -> None:
         """Compare the service's counters with the replies that the client received."""
@@ -106,8 +117,11 @@ def to_markdown(title: str, results: Results) -> str:
         "",
         f"{results.cases} cases in {results.seconds:.0f} s, {rate:.0f} per second. {results.answered.total()} replies received, "
         f"{results.counted.total()} counted by the service.",
-        f"Resident memory of the service: {memory[0]} MiB at the start, at most {memory[1]} MiB, {memory[2]} MiB at the end; "
-        f"growth after the first tenth: {results.growth / 2**20:.1f} MiB.",
+        f"Resident memory of the service and its workers: {memory[0]} MiB at the start, at most {memory[1]} MiB, "
+        f"{memory[2]} MiB at the end; "
+        f"growth after the first tenth: {results.growth / 2**20:.1f} MiB, from the second to the last tenth: "
+        f"{results.leak / 2**20:.1f} MiB.",
+        f"Worker processes killed: {_counts(results.killed_workers)}. Messages of C libraries: {results.library_lines}.",
         "",
         "## Violations",
         "",
@@ -127,6 +141,11 @@ def to_markdown(title: str, results: Results) -> str:
     lines += ["", "## Cases", "", "| kind | cases |", "|---|---|"]
     lines += [f"| {kind} | {count} |" for kind, count in sorted(results.kinds.items())]
     return "\n".join(lines) + "\n"
+
+
+def _counts(numbers: Counter[str]) -> str:
+    named = ", ".join(f"{number} ({name})" for name, number in sorted(numbers.items()) if number)
+    return named or "none"
 
 
 def _table(table: dict[str, Category], empty: str) -> list[str]:

@@ -18,6 +18,9 @@ from pathlib import Path
 HOST = "127.0.0.1"
 READY_SECONDS = 60.0
 _REQUESTS = re.compile(r'^qualms_requests_total\{code="(\d+)",route="(\w+)"\} (\S+)$', re.MULTILINE)
+_KILLED_WORKERS = re.compile(r'^qualms_decode_workers_killed_total\{reason="(\w+)"\} (\S+)$', re.MULTILINE)
+_LIBRARY_LINE = re.compile(rb"[\w.+ ]+: ")
+"""messages of the C libraries about damaged files, such as those of libtiff, have the name of a function first"""
 _MAX_LINES = 20
 
 Counts = Counter[tuple[str, int]]
@@ -33,20 +36,34 @@ class Service:
     log: Path
 
     def memory(self) -> int:
-        """Resident memory in bytes; 0 if the process has ended."""
-        try:
-            pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
-        except (OSError, LookupError):
-            return 0
-        return int(pages) * resource.getpagesize()
+        """Resident memory in bytes of the process and all its descendants; 0 if it has ended."""
+        return sum(_resident(pid) for pid in _process_tree(self.process.pid))
 
     def counts(self) -> Counts:
         """`qualms_requests_total`, without the requests for /metrics that read it."""
+        values = _REQUESTS.findall(self._metrics())
+        return Counter({(route, int(code)): int(float(value)) for code, route, value in values})
+
+    def killed_workers(self) -> Counter[str]:
+        """Number of worker processes that were killed, by reason; empty if the service has none."""
+        values = _KILLED_WORKERS.findall(self._metrics())
+        return Counter({reason: int(float(value)) for reason, value in values})
+
+    def is_ready(self) -> bool:
+        """Whether the service is ready."""
+        return _is_ready(self.port)
+
+    def library_lines(self) -> int:
+        """Number of lines in the log that are messages of C libraries."""
+        with self.log.open("rb") as stream:
+            return sum(_LIBRARY_LINE.match(line) is not None for line in stream)
+
+    def _metrics(self) -> str:
         connection = HTTPConnection(HOST, self.port, timeout=READY_SECONDS)
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
         connection.close()
-        return Counter({(route, int(code)): int(float(value)) for code, route, value in _REQUESTS.findall(text)})
+        return text
 
     def log_errors(self) -> list[str]:
         """The first lines of the log that report an error or are not JSON."""
@@ -60,11 +77,28 @@ class Service:
         return lines
 
 
+def _process_tree(pid: int) -> list[int]:
+    """A process and all its descendants."""
+    try:
+        children = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        return [pid]
+    return [pid, *(one for text in children for child in text.split() for one in _process_tree(int(child)))]
+
+
+def _resident(pid: int) -> int:
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except (OSError, LookupError):
+        return 0
+    return int(pages) * resource.getpagesize()
+
+
 def _is_error(line: bytes) -> bool:
     try:
         record = json.loads(line)
     except ValueError:
-        return bool(line.strip())
+        return bool(line.strip()) and _LIBRARY_LINE.match(line) is None
     return record["level"] in ("error", "critical") or "exception" in record
 
 

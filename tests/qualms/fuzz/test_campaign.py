@@ -1,16 +1,21 @@
 """Short campaigns against a real service, and the parts of a campaign: cases, oracle, rules, judge, report."""
 
+import io
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from tests.qualms.fuzz.body_cases import MAKERS as BODY_MAKERS
 from tests.qualms.fuzz.body_cases import MAX_BODY_BYTES, body_case
 from tests.qualms.fuzz.campaign import SETTINGS, main, run
 from tests.qualms.fuzz.case import Case, sentinel, sentinel_id
 from tests.qualms.fuzz.exchange import Outcome
 from tests.qualms.fuzz.http_cases import MAKERS, http_case
+from tests.qualms.fuzz.image_cases import MUTATIONS, image_case, repair_checksums, saved_file
 from tests.qualms.fuzz.judge import Judge
 from tests.qualms.fuzz.oracle import read_requests
 from tests.qualms.fuzz.replies import Reply, ReplyReader, problem_with_error
@@ -36,7 +41,7 @@ def service(bundle: Bundle) -> Iterator[Service]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "cases"), [("http", 3000), ("bodies", 600)])
+@pytest.mark.parametrize(("kind", "cases"), [("http", 3000), ("bodies", 600), ("images", 1500)])
 def test_a_short_campaign_finds_no_violation(service: Service, kind: str, cases: int) -> None:
     results = run(service, kind, cases, seed=1)
     assert not results.violations, to_markdown(kind, results)
@@ -56,7 +61,7 @@ def test_the_command_writes_a_report(tmp_path: Path) -> None:
 
 
 def test_cases_follow_from_seed_and_number() -> None:
-    for make in (http_case, body_case):
+    for make in (http_case, body_case, image_case):
         cases = [make(0, number) for number in range(40)]
         assert cases == [make(0, number) for number in range(40)]
         assert cases != [make(1, number) for number in range(40)]
@@ -68,6 +73,23 @@ def test_all_kinds_of_cases_occur() -> None:
     assert {body_case(0, number).kind for number in range(len(BODY_MAKERS))} == {
         maker.__name__ for maker in BODY_MAKERS
     }
+
+
+def test_image_cases_have_all_formats_mutations_and_hostile_files() -> None:
+    kinds = {image_case(0, number).kind for number in range(6000)}
+    for name in ("png", "jpeg", "webp", "bmp", "gif", "tiff"):
+        assert {f"{name}, {mutation.__name__}" for mutation in MUTATIONS} < kinds
+        assert {f"{name}, complete", f"{name}, hostile, complete", f"{name}, hostile, bits"} < kinds
+
+
+def test_checksums_of_changed_png_files_are_repaired() -> None:
+    kind, data = saved_file(4)
+    changed = bytearray(data)
+    changed[18] ^= 1  # a byte of the width
+    repair_checksums(changed)
+    assert kind == "png"
+    assert Image.open(io.BytesIO(changed)).width == Image.open(io.BytesIO(data)).width ^ 256
+    repair_checksums(changed[:-1])
 
 
 def test_h11_accepts_some_cases_of_most_kinds_and_refuses_others() -> None:
@@ -223,3 +245,39 @@ def test_counters_that_differ_from_the_replies_are_violations() -> None:
     results.compare_counters()
     assert "qualms_requests_total is too large" in results.violations
     assert "| health | 200 | 3 | 5 |" in to_markdown("title", results)
+
+
+def test_memory_that_grows_after_the_second_tenth_is_a_leak() -> None:
+    assert Results(memory=[1, *[100] * 10, 300, *[100] * 8]).leak == 0
+    assert Results(memory=[1, *range(100, 290, 10)]).leak == 160
+    results = Results(memory=[1, 1], killed_workers=Counter(cpu=2, memory=0), library_lines=7)
+    assert "Worker processes killed: 2 (cpu). Messages of C libraries: 7." in to_markdown("title", results)
+
+
+# Service
+
+
+def test_messages_of_libraries_are_counted_and_tracebacks_are_errors(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        '{"level":"info"}\nZIPDecode: ZLib error: .\nTraceback (most recent call last):\n{"level":"error"}\n'
+    )
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    service = Service(process, 0, log)
+    assert service.library_lines() == 1
+    assert service.log_errors() == ["Traceback (most recent call last):", '{"level":"error"}']
+    assert service.memory() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_memory_includes_that_of_workers(tmp_path: Path) -> None:
+    program = "import subprocess, sys; " + (
+        "subprocess.run([sys.executable, '-c', 'x = b\"x\" * 50_000_000; print(flush=True); input()'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdout.readline()
+        assert Service(process, 0, tmp_path).memory() > 50_000_000
+        process.stdin.write(b"\n")
