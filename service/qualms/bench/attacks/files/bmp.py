@@ -38,7 +38,7 @@ def long_runs(scale: float = 1.0) -> bytes:
     return _bmp(1, 2, 8, _RLE8, _LONG_RUN * scaled((MAX_BODY - 2000) // 2, scale))
 
 
-@hostile_file("bmp-pairs", "a run-length BMP of 2 MP with 4 bits a pixel in 16 kB")
+@hostile_file("bmp-pairs", "a run-length BMP of 2 MP with 4 bits a pixel in 20 kB")
 def pairs(scale: float = 1.0) -> bytes:
     """Each pixel is a step of a loop in Python."""
     side = scaled_side(scale, _MAX_RUN_LENGTH_SIDE)

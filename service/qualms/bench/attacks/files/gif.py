@@ -56,7 +56,7 @@ def _blank(pixels: int) -> bytes:
     return _pack([*codes, (_END, bits)])
 
 
-@hostile_file("gif-blank", "an interlaced, transparent GIF of 16 MP in 12 kB")
+@hostile_file("gif-blank", "an interlaced, transparent GIF of 16 MP in 10 kB")
 def blank(scale: float = 1.0) -> bytes:
     """Each code is a run of pixels, and one byte becomes four."""
     side = scaled_side(scale)

@@ -111,7 +111,7 @@ def arithmetic(scale: float = 1.0) -> bytes:
 @hostile_file("tiff-deflate-strips", "a TIFF of 65,000 strips that share 1 MB of empty deflate blocks")
 def deflate_strips(scale: float = 1.0) -> bytes:
     """65 GB are inflated to 65,000 pixels."""
-    return _shared_strips(_DEFLATE, after_empty_blocks(b"\0", _SHARED // 5), scale)
+    return _shared_strips(_DEFLATE, after_empty_blocks(b"\0", scaled(_SHARED // 5, scale)), scale)
 
 
 @hostile_file("tiff-lzw-strips", "a TIFF of 65,000 strips that share 1 MB of LZW codes that clear the table")
@@ -119,19 +119,19 @@ def lzw_strips(scale: float = 1.0) -> bytes:
     """As above, with LZW."""
     clears = sum(_LZW_CLEAR << 9 * index for index in range(8)).to_bytes(9)
     pixel = (_LZW_CLEAR << 18 + 5 | _LZW_END << 5).to_bytes(4)  # clear, 0, end, in nine bits each
-    return _shared_strips(_LZW, clears * (_SHARED // 9 - 1) + pixel, scale)
+    return _shared_strips(_LZW, clears * scaled(_SHARED // 9 - 1, scale) + pixel, scale)
 
 
 @hostile_file("tiff-packbits-strips", "a TIFF of 65,000 strips that share 1 MB of PackBits that mean nothing")
 def packbits_strips(scale: float = 1.0) -> bytes:
     """The byte 0x80 is skipped."""
-    return _shared_strips(_PACKBITS, b"\x80" * (_SHARED - 2) + b"\0\0", scale)
+    return _shared_strips(_PACKBITS, b"\x80" * scaled(_SHARED - 2, scale) + b"\0\0", scale)
 
 
 @hostile_file("tiff-deflate-tiles", "a TIFF of 65,536 tiles that share 1 MB of empty deflate blocks")
 def deflate_tiles(scale: float = 1.0) -> bytes:
     """As with strips, and 16 MP besides."""
-    return _tiles(scaled_side(scale), _DEFLATE, after_empty_blocks(bytes(_TILE * _TILE), _SHARED // 5))
+    return _tiles(scaled_side(scale), _DEFLATE, after_empty_blocks(bytes(_TILE * _TILE), scaled(_SHARED // 5, scale)))
 
 
 @hostile_file("tiff-column", "a TIFF of 1 × 2²⁴ RGB pixels in one strip of 50 kB")
