@@ -19,8 +19,8 @@ HOST = "127.0.0.1"
 READY_SECONDS = 60.0
 _REQUESTS = re.compile(r'^qualms_requests_total\{code="(\d+)",route="(\w+)"\} (\S+)$', re.MULTILINE)
 _KILLED_WORKERS = re.compile(r'^qualms_decode_workers_killed_total\{reason="(\w+)"\} (\S+)$', re.MULTILINE)
-_LIBRARY_LINE = re.compile(rb"[\w.+ ]+: ")
-"""messages of the C libraries about damaged files, such as those of libtiff, have the name of a function first"""
+_LIBRARY_LINE = re.compile(rb"[\w.+ ]+: |Decoding error at ")
+"""messages of libtiff about damaged files; most have the name of a function first"""
 _MAX_LINES = 20
 
 Counts = Counter[tuple[str, int]]
