@@ -259,9 +259,12 @@ def test_memory_that_grows_after_the_second_tenth_is_a_leak() -> None:
 
 def test_messages_of_libraries_are_counted_and_tracebacks_are_errors(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    log.write_text(
-        '{"level":"info"}\nZIPDecode: ZLib error: .\nDecoding error at scanline 0, invalid distance.\nTraceback (most recent call last):\n{"level":"error"}\n'
+    lines = (
+        "ZIPDecode: ZLib error: .",
+        "Decoding error at scanline 0, invalid distance.",
+        "Traceback (most recent call last):",
     )
+    log.write_text("\n".join(('{"level":"info"}', *lines, '{"level":"error"}', "")))
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     service = Service(process, 0, log)
