@@ -12,7 +12,7 @@ import numpy as np
 
 from qualms.bundle.file import Bundle
 from qualms.decisions.verdicts import Decider
-from qualms.images.preprocess import conform, decode, preprocess
+from qualms.images.preprocess import preprocess, preprocess_with_pillow
 from qualms.inference.batch import Answer, Batch
 from qualms.inference.engine import Engine
 from qualms.settings import Device
@@ -68,7 +68,7 @@ class LimitMeter:
         """Seconds per image in each stage of one batch; each file is decoded only once, since large ones take long."""
         files = list(islice(self._files, min(size, self._number)))
         start = time.perf_counter()
-        decoded = [conform(decode(file), self._spec) for file in files]
+        decoded = [preprocess_with_pillow(file, self._spec) for file in files]
         by_pillow = time.perf_counter()
         for file in files:
             preprocess(file, self._spec)

@@ -15,7 +15,7 @@ from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import Bundle, open_bundle
 from qualms.decisions.results import Result, ResultBuilder
 from qualms.decisions.verdicts import Decider, decide
-from qualms.images.preprocess import conform, decode
+from qualms.images.preprocess import preprocess_with_pillow
 from qualms.inference.cpu import available_cores
 from qualms.inference.engine import Engine
 from qualms.settings import Device, load_settings
@@ -37,7 +37,7 @@ def create_app(bundle: Bundle, device: Device = "cpu") -> FastAPI:
 
     @app.post("/predict")
     async def predict(request: Request) -> PredictReply:
-        image = conform(decode(await request.body()), manifest.input)
+        image = preprocess_with_pillow(await request.body(), manifest.input)
         outputs = engine.run_all(image[np.newaxis])
         (row,) = builder.rows(outputs, rule, decide(rule, outputs))
         result = Result.model_validate(builder.nested(rule)(row))
