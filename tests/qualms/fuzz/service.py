@@ -19,8 +19,7 @@ HOST = "127.0.0.1"
 READY_SECONDS = 60.0
 _REQUESTS = re.compile(r'^qualms_requests_total\{code="(\d+)",route="(\w+)"\} (\S+)$', re.MULTILINE)
 _KILLED_WORKERS = re.compile(r'^qualms_decode_workers_killed_total\{reason="(\w+)"\} (\S+)$', re.MULTILINE)
-_LIBRARY_LINE = re.compile(rb"[\w.+ ]+: |Decoding error at ")
-"""messages of libtiff about damaged files; most have the name of a function first"""
+_CRASH = re.compile(rb"Traceback|Fatal Python error")
 _MAX_LINES = 20
 
 Counts = Counter[tuple[str, int]]
@@ -34,6 +33,9 @@ class Service:
     process: subprocess.Popen[bytes]
     port: int
     log: Path
+    """standard output: lines of JSON"""
+    stderr: Path
+    """messages of C libraries about damaged files, and tracebacks"""
 
     def memory(self) -> int:
         """Resident memory in bytes of the process and all its descendants; 0 if it has ended."""
@@ -54,9 +56,8 @@ class Service:
         return _is_ready(self.port)
 
     def library_lines(self) -> int:
-        """Number of lines in the log that are messages of C libraries."""
-        with self.log.open("rb") as stream:
-            return sum(_LIBRARY_LINE.match(line) is not None for line in stream)
+        """Number of lines on standard error, which C libraries print about damaged files."""
+        return len(self.stderr.read_bytes().splitlines())
 
     def _metrics(self) -> str:
         connection = HTTPConnection(HOST, self.port, timeout=READY_SECONDS)
@@ -66,13 +67,13 @@ class Service:
         return text
 
     def log_errors(self) -> list[str]:
-        """The first lines of the log that report an error or are not JSON."""
-        lines = []
+        """The first lines of the log that report an error or are not JSON, and tracebacks on standard error."""
+        lines = [line.decode(errors="replace") for line in self.stderr.read_bytes().splitlines() if _CRASH.match(line)]
         with self.log.open("rb") as stream:
             for line in stream:
                 if b'"level":"info"' not in line and _is_error(line):
                     lines.append(line.decode(errors="replace").strip())
-                    if len(lines) == _MAX_LINES:
+                    if len(lines) >= _MAX_LINES:
                         break
         return lines
 
@@ -98,7 +99,7 @@ def _is_error(line: bytes) -> bool:
     try:
         record = json.loads(line)
     except ValueError:
-        return bool(line.strip()) and _LIBRARY_LINE.match(line) is None
+        return bool(line.strip())
     return record["level"] in ("error", "critical") or "exception" in record
 
 
@@ -110,24 +111,24 @@ def running_service(model: Path | str | None = None, **settings: object) -> Iter
     variables |= {f"QUALMS_{name.upper()}": str(value) for name, value in values.items()}
     command = [sys.executable, "-P", "-m", "qualms", "serve", *([] if model is None else [str(model)])]
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        with log.open("wb") as stream:
-            process = subprocess.Popen(command, env=variables, stdout=stream, stderr=subprocess.STDOUT)
+        log, stderr = Path(folder) / "log", Path(folder) / "stderr"
+        with log.open("wb") as stream, stderr.open("wb") as errors:
+            process = subprocess.Popen(command, env=variables, stdout=stream, stderr=errors)
         try:
-            yield Service(process, _port_when_ready(process, log), log)
+            yield Service(process, _port_when_ready(process, log, stderr), log, stderr)
         finally:
             process.kill()
             process.wait()
 
 
-def _port_when_ready(process: subprocess.Popen[bytes], log: Path) -> int:
+def _port_when_ready(process: subprocess.Popen[bytes], log: Path, stderr: Path) -> int:
     end = time.monotonic() + READY_SECONDS
     while time.monotonic() < end and process.poll() is None:
         listening = re.search(rb'"message":"listening".*"port":(\d+)', log.read_bytes())
         if listening and _is_ready(port := int(listening[1])):
             return port
         time.sleep(0.02)
-    raise RuntimeError(f"The service is not ready: {log.read_text()}")
+    raise RuntimeError(f"The service is not ready: {log.read_text()}{stderr.read_text()}")
 
 
 def _is_ready(port: int) -> bool:

@@ -258,18 +258,14 @@ def test_memory_that_grows_after_the_second_tenth_is_a_leak() -> None:
 
 
 def test_messages_of_libraries_are_counted_and_tracebacks_are_errors(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    lines = (
-        "ZIPDecode: ZLib error: .",
-        "Decoding error at scanline 0, invalid distance.",
-        "Traceback (most recent call last):",
-    )
-    log.write_text("\n".join(('{"level":"info"}', *lines, '{"level":"error"}', "")))
+    log, stderr = tmp_path / "log", tmp_path / "stderr"
+    log.write_text('{"level":"info"}\n{"level":"error"}\nnot JSON\n')
+    stderr.write_text("ZIPDecode: ZLib error: .\nTraceback (most recent call last):\n")
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    service = Service(process, 0, log)
+    service = Service(process, 0, log, stderr)
     assert service.library_lines() == 2
-    assert service.log_errors() == ["Traceback (most recent call last):", '{"level":"error"}']
+    assert service.log_errors() == ["Traceback (most recent call last):", '{"level":"error"}', "not JSON"]
     assert service.memory() == 0
 
 
