@@ -19,7 +19,8 @@ from qualms.bench.attacks.payloads import MAX_BODY
 from qualms.bench.attacks.registry import find_attacks
 from qualms.errors import ImageError
 from qualms.images.input_spec import InputSpec
-from qualms.images.pillow_decoder import FORMATS, preprocess
+from qualms.images.pillow_decoder import FORMATS
+from qualms.images.preprocess import preprocess
 
 SMALL = 0.001
 SIGNATURES = {
