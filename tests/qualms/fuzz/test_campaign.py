@@ -278,5 +278,5 @@ def test_memory_includes_that_of_workers(tmp_path: Path) -> None:
         assert process.stdin
         assert process.stdout
         process.stdout.readline()
-        assert Service(process, 0, tmp_path).memory() > 50_000_000
+        assert Service(process, 0, tmp_path, tmp_path).memory() > 50_000_000
         process.stdin.write(b"\n")
