@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+
+from qualms.bench.process_tree import resident
 
 HOST = "127.0.0.1"
 READY_SECONDS = 60.0
@@ -39,7 +40,7 @@ class Service:
 
     def memory(self) -> int:
         """Resident memory in bytes of the process and all its descendants; 0 if it has ended."""
-        return sum(_resident(pid) for pid in _process_tree(self.process.pid))
+        return resident(self.process.pid) or 0
 
     def counts(self) -> Counts:
         """`qualms_requests_total`, without the requests for /metrics that read it."""
@@ -76,23 +77,6 @@ class Service:
                     if len(lines) >= _MAX_LINES:
                         break
         return lines
-
-
-def _process_tree(pid: int) -> list[int]:
-    """A process and all its descendants."""
-    try:
-        children = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    except OSError:
-        return [pid]
-    return [pid, *(one for text in children for child in text.split() for one in _process_tree(int(child)))]
-
-
-def _resident(pid: int) -> int:
-    try:
-        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
-    except (OSError, LookupError):
-        return 0
-    return int(pages) * resource.getpagesize()
 
 
 def _is_error(line: bytes) -> bool:
