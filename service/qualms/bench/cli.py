@@ -44,6 +44,14 @@ def bench(
             "Takes minutes.",
         ),
     ] = False,
+    startup: Annotated[
+        bool,
+        typer.Option(
+            "--startup",
+            help="Instead: compare start time and memory with the plain server, with 640 × 480 JPEG files at concurrency 1 "
+            "and 16.",
+        ),
+    ] = False,
     overload: Annotated[
         float | None,
         typer.Option(help="Instead: offer 3 times the capacity for this many seconds.", min=1.0, max=3600.0),
@@ -62,6 +70,14 @@ def bench(
     attack_seconds: Annotated[float, typer.Option(help="With --attack: seconds per attack.", min=1.0, max=600.0)] = 8.0,
 ) -> None:
     """Compare the service with the machine's limit and a plain FastAPI server; without MODEL, for the default model."""
+    if startup:
+        from qualms.bench.startup import run_startup
+
+        _refuse(
+            context, "--startup", "bundle", "concurrency", "profile", "instructions", "pictures", "overload", "attack"
+        )
+        run_startup(target, seconds=seconds, rounds=rounds)
+        return
     if overload is not None:
         from qualms.bench.overload import run_overload
 

@@ -21,7 +21,7 @@ from qualms.http1.messages import REASONS as PROTOCOL_REASONS
 from qualms.images.preprocess import warm_up
 from qualms.inference.cpu import available_cores, lower_priority
 from qualms.inference.engine import Engine
-from qualms.inference.memory import available_memory
+from qualms.inference.memory import available_memory, return_free_memory
 from qualms.settings import Settings
 from qualms.telemetry.logs import access, dropped
 from qualms.telemetry.metrics import ServiceMetrics
@@ -57,11 +57,12 @@ def create_app(
     metrics.export(lambda: state.connections(), lambda: state.bodies.used, dropped)  # noqa: PLW0108  # the server sets it later
     decode_threads = settings.decode_threads or available_cores()
     pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="qualms-decode", initializer=lower_priority)
-    bundle = open_bundle(resolve_model(settings.model))
+    opened = [open_bundle(resolve_model(settings.model))]
+    """emptied by the start, so that nothing refers to the bytes of the graph once the engine has loaded it"""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(_load(bundle, settings, decode_threads, state, registry, on_failure))
+        loading = asyncio.create_task(_load(opened.pop(), settings, decode_threads, state, registry, on_failure))
         yield
         await loading
         if state.model is not None:
@@ -115,6 +116,7 @@ async def _load(
             settings.max_run_seconds,
             max_memory=available_memory() * 3 // 4,
         )
+        bundle = engine.bundle
         score_log = await asyncio.to_thread(_score_log, bundle, settings)
         model = ServedModel(bundle, engine, registry, state, decode_threads, score_log)
     except Exception as error:
@@ -127,6 +129,7 @@ async def _load(
     model.batcher.start()
     state.model = model
     _tune_garbage_collection()
+    return_free_memory()
     _log.info(
         "ready",
         extra={
