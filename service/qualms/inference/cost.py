@@ -13,7 +13,9 @@ from functools import cached_property
 import numpy as np
 
 TRIALS = 3
-"""runs after which the cost of a size is known; the first one also allocates memory"""
+"""runs after which a size may be kept; the first one also allocates memory"""
+REJECTION_TRIALS = 8
+"""runs after which a size that did not gain is given up: noise can hide a gain, but hardly feign one"""
 MIN_GAIN = 0.03
 """a doubling of the batch is kept if it reduces the seconds per image by this share"""
 RUN_OVERHEAD_SECONDS = 0.0003
@@ -79,7 +81,7 @@ class CostLearner:
         self._image_seconds[index] = new = (
             measured if measured < known else known + _RISE * (min(measured, 2 * known) - known)
         )
-        published, on_trial = self._published[index], self._trials[index] < TRIALS
+        published, on_trial = self._published[index], self._trials[index] < REJECTION_TRIALS
         self._trials[index] += 1 if 4 * rows >= 3 * self._sizes[index] else PARTIAL_TRIAL
         if on_trial or abs(new - published) > _PUBLISHED_CHANGE * published:
             self._update()
@@ -135,6 +137,8 @@ class CostLearner:
             # A size that was kept before is given up only if it is slower: otherwise noise would change the limit often.
             gain = 0.0 if index <= self._kept else MIN_GAIN
             if self._effective(index) > (1 - gain) * self._effective(last):
+                if self._trials[index] < REJECTION_TRIALS:
+                    return index
                 break
             last = index
         if last > self._kept:

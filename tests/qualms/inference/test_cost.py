@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qualms.inference.cost import FIRST_REVISIT, LAST_REVISIT, TRIALS, CostCurve, CostLearner
+from qualms.inference.cost import FIRST_REVISIT, LAST_REVISIT, REJECTION_TRIALS, TRIALS, CostCurve, CostLearner
 
 
 def tiny(rows: int) -> float:
@@ -60,10 +60,19 @@ def test_batches_stop_growing_where_throughput_stops_growing() -> None:
 
 def test_a_size_rejected_by_noise_is_tried_again() -> None:
     learner = CostLearner(64)
-    fill(learner, lambda rows: 0.01 * rows, 2 * TRIALS)
+    fill(learner, lambda rows: 0.01 * rows, 1 + REJECTION_TRIALS)
     assert learner.max_batch == 1
     sizes = fill(learner, tiny, FIRST_REVISIT + 10 * TRIALS)
     assert sizes[FIRST_REVISIT // 2] == 1
+    assert learner.max_batch == 64
+
+
+def test_a_few_slow_runs_do_not_reject_a_size() -> None:
+    learner = CostLearner(64)
+    learner.observe(1, tiny(1))
+    for _ in range(REJECTION_TRIALS - 1):
+        learner.observe(2, 10 * tiny(2))
+    fill(learner, tiny, 6 * TRIALS)
     assert learner.max_batch == 64
 
 
@@ -71,7 +80,7 @@ def test_a_size_that_never_gains_is_tried_ever_more_rarely() -> None:
     learner = CostLearner(64)
     sizes = fill(learner, large, 20 * LAST_REVISIT)
     assert learner.max_batch == 2
-    assert 0 < sizes.count(4) <= 30 * TRIALS
+    assert 0 < sizes.count(4) <= 30 * REJECTION_TRIALS
 
 
 def test_a_size_that_became_slower_is_given_up() -> None:

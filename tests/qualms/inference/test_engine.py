@@ -19,6 +19,7 @@ from qualms.bundle.runtime import GraphRunner
 from qualms.bundle.sessions import shrinking_run
 from qualms.errors import BundleError, QualmsError
 from qualms.inference import engine as module
+from qualms.inference.cost import REJECTION_TRIALS
 from qualms.inference.engine import CPU, CUDA, DeviceError, Engine
 
 Change = Callable[[Callable[[Any], None]], Bundle]
@@ -167,7 +168,7 @@ def test_memory_of_a_batch_size_that_gained_nothing_is_freed(bundle: Bundle, mon
 
     monkeypatch.setattr(module, "shrinking_run", recorded)
     engine = Engine(bundle, threads=1, max_batch=8, clock=RunClock(monkeypatch, lambda size: 0.1 * size))
-    serve(engine, 3)
+    serve(engine, REJECTION_TRIALS)
     assert (engine.max_batch, freed) == (1, [])
     serve(engine, 5)
     assert len(freed) == 1
