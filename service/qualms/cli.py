@@ -3,7 +3,6 @@
 Training registers its commands in the entry-point group `qualms.commands`, so this package never imports training.
 """
 
-import sys
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -16,24 +15,7 @@ from typer.core import TyperCommand
 
 from qualms.bench.cli import bench
 from qualms.demo.cli import app as demo
-from qualms.errors import ExtraMissingError, QualmsError
-
-EXTRAS = {
-    "onnxruntime": "cpu",
-    "torch": "train",
-    "torchvision": "train",
-    "onnx": "train",
-    "onnxscript": "train",
-    "sklearn": "train",
-    "scipy": "train",
-    "matplotlib": "train",
-    "mpmath": "train",
-    "filelock": "train",
-}
-"""the extra that installs each optional module"""
-
-_INTERRUPTED = 130
-"""exit code after Ctrl-C, by convention 128 + SIGINT; typer uses it too, but prints no message"""
+from qualms.entry import reported_errors
 
 app = typer.Typer(
     name="qualms",
@@ -115,25 +97,8 @@ app.command()(bench)
 
 
 def main() -> None:
-    """Run the command line; a QualmsError is printed as one sentence on stderr, with exit code 2."""
-    try:
+    """Run the command line."""
+    with reported_errors():
         for entry in metadata.entry_points(group="qualms.commands"):
             entry.load()(app)
         app()
-    except ModuleNotFoundError as error:
-        module = (error.name or "").partition(".")[0]
-        if module not in EXTRAS:
-            raise
-        _fail(ExtraMissingError(f"This command needs {module}: run pip install 'qualms[{EXTRAS[module]}]'."))
-    except QualmsError as error:
-        _fail(error)
-    except (KeyboardInterrupt, SystemExit) as error:
-        if isinstance(error, SystemExit) and error.code != _INTERRUPTED:
-            raise
-        typer.echo("qualms: interrupted; run the same command again to continue.", err=True)
-        sys.exit(_INTERRUPTED)
-
-
-def _fail(error: QualmsError) -> None:
-    typer.echo(f"qualms: {error}", err=True)
-    sys.exit(2)

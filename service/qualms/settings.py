@@ -51,8 +51,8 @@ class Settings(BaseSettings):
     )
     max_batch: Count = Field(
         64,
-        description="Maximum number of images in one run of the model; reduced if such a run would take longer than "
-        "a quarter of request_timeout_seconds.",
+        description="Maximum number of images in one run of the model; fewer where more images gain no throughput, need "
+        "too much memory, or take longer than a quarter of request_timeout_seconds.",
     )
     request_timeout_seconds: Seconds = Field(
         10.0, description="Deadline of requests that have no X-Request-Timeout header."

@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from qualms import cli
+from qualms import cli, entry
 from qualms.bench import comparison, overload
 from qualms.bundle import file
 from qualms.bundle.manifest import Manifest
@@ -257,4 +257,4 @@ def test_every_package_of_the_extras_is_in_the_table() -> None:
         ]
         assert names
         for name in names:
-            assert any(cli.EXTRAS.get(module) == extra for module in modules[name]), name
+            assert any(entry.EXTRAS.get(module) == extra for module in modules[name]), name

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from qualms.entry import serve_settings
+
 TIMEOUT = 30.0
 MODULE = [sys.executable, "-m", "qualms"]
 SCRIPT = [sys.executable, "-c", "import sys; from qualms.entry import main; sys.exit(main())"]
@@ -110,3 +112,32 @@ def test_ctrl_c_interrupts_other_commands_with_130(importing: Start) -> None:
     process.send_signal(signal.SIGINT)
     code, stderr = finished(process)
     assert (code, stderr.strip()) == (130, "qualms: interrupted; run the same command again to continue.")
+
+
+# Serving without the command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        ([], {}),
+        (["model.onnx"], {"model": "model.onnx"}),
+        (["--port", "80", "a=b.onnx", "--host=::1"], {"model": "a=b.onnx", "host": "::1", "port": "80"}),
+    ],
+)
+def test_plain_arguments_of_serve_are_settings(arguments: list[str], settings: dict[str, str]) -> None:
+    assert serve_settings(arguments) == settings
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--port"], ["--port", "x"], ["--port=-1"], ["a", "b"], ["--host", "--port"], ["--prot", "1"], ["-h"]],
+)
+def test_all_other_arguments_of_serve_are_left_to_the_command_line(arguments: list[str]) -> None:
+    assert serve_settings(arguments) is None
+
+
+def test_serving_does_not_import_the_command_line() -> None:
+    code = "import sys, qualms.entry, qualms.web.lifecycle; print(*sorted({'typer', 'rich', 'qualms.cli'} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=TIMEOUT)
+    assert run.stdout.strip() == ""

@@ -9,6 +9,7 @@ Pictures = Literal["digits", "colour", "photo-224", "photo-640", "photo-12mp"]
 """as in qualms.bench.sample_images, which is not imported here, because it needs Pillow"""
 _COMPARISON = ("bundle", "seconds", "rounds", "concurrency", "profile", "instructions", "cores", "pid")
 """options that the overload and the attacks do not have"""
+_NOT_AT_START = ("bundle", "concurrency", "profile", "instructions", "cores", "pid", "overload", "attack")
 
 
 def bench(
@@ -67,6 +68,14 @@ def bench(
             help="With a URL: process of the service, if it does not listen itself, as in a container.", min=1
         ),
     ] = None,
+    startup: Annotated[
+        bool,
+        typer.Option(
+            "--startup",
+            help="Instead: compare start time and memory with the plain server, with photo-640 unless --pictures is "
+            "given, at concurrency 1 and 16.",
+        ),
+    ] = False,
     overload: Annotated[
         float | None,
         typer.Option(help="Instead: offer 3 times the capacity for this many seconds.", min=1.0, max=3600.0),
@@ -97,6 +106,24 @@ def bench(
     attack_seconds: Annotated[float, typer.Option(help="With --attack: seconds per attack.", min=1.0, max=600.0)] = 8.0,
 ) -> None:
     """Compare the service with the machine's limit and a plain FastAPI server; without MODEL, for the default model."""
+    if startup:
+        from qualms.bench.startup import run_startup
+
+        _refuse(
+            context,
+            "--startup",
+            "bundle",
+            "concurrency",
+            "profile",
+            "instructions",
+            "cores",
+            "pid",
+            "pictures",
+            "overload",
+            "attack",
+        )
+        run_startup(target, seconds=seconds, rounds=rounds)
+        return
     if overload is not None:
         _refuse(context, "--overload", *_COMPARISON, "attack", "attack_seconds")
         _overload(context, target, overload, deadline, photos, photo_deadline, pictures)

@@ -50,13 +50,14 @@ class LimitMeter:
 
     def __init__(self, bundle: Bundle, files: list[bytes], device: Device = "cpu", max_batch: int = 64) -> None:
         self._spec = bundle.manifest.input
+        self._max_batch = max_batch
         self._engine = Engine(bundle, device, threads=1, max_batch=max_batch)
         self._writer = ReplyWriter(bundle, Decider(bundle.manifest), self._engine.outputs)
         self._files, self._number = cycle(files), len(files)
 
     def measure(self, concurrency: int, seconds: float) -> Limit:
         """Process batches for `seconds`; a batch is as large as `concurrency` simultaneous requests can make it."""
-        size = min(concurrency, self._engine.max_batch)
+        size = min(concurrency, self._max_batch)
         total, batches = np.zeros(4), 0
         end = time.perf_counter() + seconds
         while batches == 0 or time.perf_counter() < end:

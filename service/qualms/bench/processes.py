@@ -22,7 +22,7 @@ from qualms.errors import QualmsError
 
 HOST = "127.0.0.1"
 _STOP_SECONDS = 10.0
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.01
 
 
 class BenchError(QualmsError):

@@ -1,7 +1,7 @@
 """Run a bundle's graph in ONNX Runtime without a server: for `qualms.open_model`, calibration, evaluation and checks.
 
 `GraphRunner` runs any number of images on the CPU in fixed batches. `qualms.inference.engine` is its counterpart in the
-service: it chooses the device and measures how long each batch size takes.
+service: it chooses the device and learns how long each batch size takes.
 """
 
 from collections.abc import Callable, Collection

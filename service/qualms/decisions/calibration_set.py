@@ -1,6 +1,6 @@
 """A manifest's calibration images: the thresholds of any operating point are chosen from them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from qualms.bundle.calibration_data import Calibration, PairedScores
 from qualms.bundle.manifest import Manifest
-from qualms.bundle.scores import as_uncertainty
+from qualms.bundle.scores import ScoreSpec, as_uncertainty
 from qualms.decisions.by_class import ByClass, ClassFlags, sort_by_class
 from qualms.decisions.flag import FlagPoint, choose_flag_point
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
@@ -23,6 +23,25 @@ _NO_LABELS = (
     "The calibration images have no labels, so {what} can be guaranteed; calibrate on labelled images, or keep an earlier "
     "guarantee with --keep-trust."
 )
+
+
+class Uncertainties(Mapping[str, npt.NDArray[np.float64]]):
+    """Scores (n,) as uncertainties, converted whenever they are used: kept, they would take twice the manifest's memory."""
+
+    def __init__(self, scores: Mapping[str, npt.NDArray[np.float32]], specs: Mapping[str, ScoreSpec]) -> None:
+        self._scores, self._specs = scores, specs
+
+    def __getitem__(self, name: str) -> npt.NDArray[np.float64]:
+        return as_uncertainty(self._scores[name], self._specs[name].direction)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._scores
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scores)
+
+    def __len__(self) -> int:
+        return len(self._scores)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +109,8 @@ class CalibrationSet:
     @cached_property
     def _labelled_samples(self) -> list[Sample]:
         """The images whose errors determine trust and prediction sets."""
+        if self._labelled is self._calibration:
+            return self.samples
         return _samples(self._manifest, self._labelled, self._size)
 
     def flag_point(self, point: OperatingPoint = DEFAULT_OPERATING_POINT) -> FlagPoint:
@@ -231,15 +252,12 @@ def _samples(manifest: Manifest, calibration: Calibration, size: str | None) -> 
         if part.wrong is not None:
             wrong = np.zeros(calibration.n, bool)
             wrong[part.wrong] = True
-        uncertainty = {
-            name: as_uncertainty(values, manifest.scores[name].direction) for name, values in part.scores.items()
-        }
         encoding, size = (part.encoding, part.size) if isinstance(part, PairedScores) else (None, None)
         samples.append(
             Sample(
                 encoding,
                 size,
-                uncertainty,
+                Uncertainties(part.scores, manifest.scores),
                 part.predictions,
                 wrong,
                 part.label_scores,

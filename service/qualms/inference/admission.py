@@ -1,6 +1,6 @@
 """Admission: refuse a request on arrival if the queue cannot answer it before its deadline.
 
-The prediction uses the cost curve measured at start, multiplied by the measured slowdown of recent runs. While the queue
+The prediction uses the learned cost curve, multiplied by the measured slowdown of recent runs. While the queue
 is full, the event loop pauses between bursts of refusals, which leaves the CPU core to the model.
 """
 

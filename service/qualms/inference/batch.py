@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qualms.inference.engine import CostCurve
+from qualms.inference.cost import CostCurve
 
 
 class Expired(Exception):  # noqa: N818

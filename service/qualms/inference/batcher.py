@@ -60,6 +60,8 @@ class Batcher:
         """length of `_arrived` at the previous `_process` if it expected more requests, else 0"""
         self._scheduled = False
         """whether `_process` is scheduled"""
+        self._yields = False
+        """whether `yield_to_other_threads` was called"""
         self._single = False
         """whether the last run had one request; set in the loop iteration after that run"""
         self._thread = threading.Thread(target=self._work, name="qualms-runner", daemon=True)
@@ -69,7 +71,12 @@ class Batcher:
         """Start the runner's thread; `done` callbacks run on the current event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
-        if self._engine.cost(self._engine.max_batch) > self._short_seconds:  # long runs are made on the thread
+        self._yield_if_runs_are_long()
+
+    def _yield_if_runs_are_long(self) -> None:
+        """Once full batches are known to be run on the thread, let the event loop not preempt them."""
+        if not self._yields and self._engine.cost(self._engine.max_batch) > self._short_seconds:
+            self._yields = True
             yield_to_other_threads()
 
     async def stop(self) -> None:
@@ -138,6 +145,8 @@ class Batcher:
                 self._lock.notify()
         if here:
             self._deliver(jobs, dropped, self._run(jobs))
+        else:
+            self._yield_if_runs_are_long()
         if self._arrived or (here and self._ready):  # in the next iteration, after other callbacks
             self._schedule()
 

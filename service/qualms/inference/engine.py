@@ -1,12 +1,11 @@
-"""A model loaded on a device: checked against its golden vectors, warmed up, and with a measured cost per batch size."""
+"""A model loaded on a device: checked against its golden vectors, with a cost per batch size that its runs teach."""
 
 import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -15,13 +14,13 @@ from numpy.typing import NDArray
 
 from qualms.bundle.file import Bundle
 from qualms.bundle.runtime import INPUT, Outputs, check_golden, check_outputs, onnxruntime, required_outputs
-from qualms.bundle.sessions import failure, is_out_of_memory, open_session
+from qualms.bundle.sessions import failure, is_out_of_memory, open_session, shrinking_run
 from qualms.errors import BundleError, QualmsError, first_line
+from qualms.inference.cost import CostCurve, CostLearner
 from qualms.inference.cpu import available_cores
 from qualms.settings import Device
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-_WARM_UP_RUNS = 3
 _log = logging.getLogger("qualms.engine")
 
 
@@ -29,26 +28,13 @@ class DeviceError(QualmsError):
     """The requested device cannot be used."""
 
 
-@dataclass(frozen=True)
-class CostCurve:
-    """Seconds per batch, by its size: measured at some sizes and interpolated linearly between them."""
-
-    sizes: tuple[int, ...]
-    seconds: tuple[float, ...]
-
-    def __call__(self, rows: int) -> float:
-        """Seconds for one batch of `rows`; proportional to `rows` beyond the largest measured size."""
-        table = self._table
-        return table[rows] if rows < len(table) else table[-1] * rows / self.sizes[-1]
-
-    @cached_property
-    def _table(self) -> list[float]:
-        """Seconds by number of rows; a table, because admission uses it twice per request."""
-        return [float(value) for value in np.interp(range(self.sizes[-1] + 1), self.sizes, self.seconds)]
-
-
 class Engine:
     """One ONNX Runtime session; `run` may be called from one thread at a time."""
+
+    cost: CostCurve
+    """seconds per batch, as learned so far; replaced as a whole"""
+    max_batch: int = 1
+    """the largest batch to form at present"""
 
     def __init__(
         self,
@@ -60,14 +46,14 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         max_memory: int | None = None,
     ) -> None:
-        """A batch has at most `max_batch` images, and fewer if that many would take longer than `max_run_seconds`.
+        """The attribute `max_batch` grows up to the argument while larger batches gain throughput (`qualms.inference.cost`).
 
-        `max_memory`: bytes of main memory that all tensors of a run may take; None for no limit. A batch has fewer images if
-        that many would need more, and a model that cannot run its golden images is refused.
+        It stays below sizes whose runs take longer than `max_run_seconds`. `max_memory`: bytes of main memory that all tensors
+        of a run may take; None for no limit. A batch has fewer images if that many would need more, and a model that cannot
+        run one image is refused. The attribute `bundle` has no graph, which would take as much memory as the session.
         """
         self.bundle = bundle
-        self.max_batch = max_batch
-        self._max_run_seconds = max_run_seconds
+        self._limits = max_batch, max_run_seconds
         self._max_memory = max_memory
         self._clock = clock
         threads = threads or available_cores()
@@ -79,17 +65,19 @@ class Engine:
                 raise
             _log.warning("CUDA is available but does not work; running on the CPU", extra={"reason": str(error)})
             self._use(*_open(bundle.graph, "cpu", threads, max_memory))
+        self.bundle = replace(bundle, graph=b"")
         _log.info("nodes by execution provider", extra={"model": bundle.manifest.name, "nodes": self.nodes()})
 
     def _use(self, session: Any, provider: str) -> None:
-        """Check the inputs, outputs and golden vectors of a session, and measure its cost."""
+        """Check the inputs, outputs and golden vectors of a session; the golden images also show the cost of one image."""
         self.session, self.provider = session, provider
         self.outputs = [output.name for output in session.get_outputs()]
         _check_names([tensor.name for tensor in session.get_inputs()], self.outputs, self.bundle)
+        self._learner = CostLearner(*self._limits)
+        self._shrink = False
+        """whether the next run should free the memory that a larger batch needed"""
         try:
-            check_golden(self.run_all, self.bundle.manifest)
-            self.cost = self._measure()
-            self.max_batch = self.cost.sizes[-1]
+            check_golden(self._run_one_by_one, self.bundle.manifest)
         except QualmsError:
             raise
         except Exception as error:  # the errors of ONNX Runtime have no common base class
@@ -107,48 +95,52 @@ class Engine:
 
     def run(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
         """Outputs in the order of `self.outputs` for images (N, H, W, C)."""
+        started = self._clock()
         try:
-            values: list[NDArray[Any]] = self.session.run(self.outputs, {INPUT: images})
+            values = self._run(images)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+            if len(images) > 1:
+                self._learner.too_large(len(images))
+                self._publish()
+                return self._run_in_halves(images)
             reason = failure(error, self._max_memory)
-            raise BundleError(f"{self.bundle.path} cannot be run on {len(images)} images: {reason}.") from error
+            raise BundleError(f"{self.bundle.path} cannot be run on one image: {reason}.") from error
+        self._learner.observe(len(images), self._clock() - started)
+        self._publish()
         return values
 
     def run_all(self, images: NDArray[np.uint8]) -> Outputs:
         """Outputs by name."""
         return dict(zip(self.outputs, self.run(images), strict=True))
 
-    def _measure(self) -> CostCurve:
-        """Warm up and time batches of every power of two, up to the first size that exceeds a limit of time or memory.
+    def _run(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
+        feed = {INPUT: images}
+        if self._shrink:
+            self._shrink = False
+            shrunk: list[NDArray[Any]] = self.session.run(self.outputs, feed, shrinking_run(onnxruntime()))
+            return shrunk
+        values: list[NDArray[Any]] = self.session.run(self.outputs, feed)
+        return values
 
-        A larger batch never costs less: measurements that decrease because of noise are replaced by the previous maximum.
-        """
-        max_batch = self.max_batch
-        sizes, seconds = list[int](), list[float]()
-        for size in sorted({min(1 << power, max_batch) for power in range(max_batch.bit_length() + 1)}):
-            try:
-                measured = self._time(size)
-            except Exception as error:
-                if sizes and is_out_of_memory(error):
-                    break
-                raise
-            if sizes and measured > self._max_run_seconds:
-                break
-            sizes.append(size)
-            seconds.append(max(measured, seconds[-1]) if seconds else measured)
-        return CostCurve(tuple(sizes), tuple(seconds))
+    def _run_in_halves(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
+        half = (len(images) + 1) // 2
+        parts = self.run(images[:half]), self.run(images[half:])
+        return [np.concatenate(values) for values in zip(*parts, strict=True)]
 
-    def _time(self, size: int) -> float:
-        """Median seconds of a few runs."""
-        images = np.zeros((size, *self.bundle.manifest.input.shape), np.uint8)
-        seconds = []
-        for _ in range(_WARM_UP_RUNS + 1):
-            start = self._clock()
-            self.run(images)
-            seconds.append(self._clock() - start)
-        return float(np.median(seconds[1:]))  # the first run of a size also allocates
+    def _run_one_by_one(self, images: NDArray[np.uint8]) -> Outputs:
+        """Outputs by name; a batch would make the session allocate memory that single images do not need."""
+        parts = [self.run(image[np.newaxis]) for image in images]
+        return {name: np.concatenate(values) for name, *values in zip(self.outputs, *parts, strict=True)}
+
+    def _publish(self) -> None:
+        """Set `cost` and `max_batch` to what was learned; other threads read them."""
+        learner = self._learner
+        if learner.changed:
+            learner.changed = False
+            self._shrink = self.provider == CPU and learner.max_batch < self.max_batch
+            self.cost, self.max_batch = learner.cost, learner.max_batch
 
 
 def _check_names(inputs: Sequence[str], outputs: Sequence[str], bundle: Bundle) -> None:

@@ -1,10 +1,12 @@
-"""The memory available to this process.
+"""The memory of this process: how much it may use, and returning what it does not.
 
 In a container, proc/meminfo describes the host, so the limits of the cgroup are used as well.
 """
 
+import ctypes
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from qualms.inference.cgroups import cgroup_folders, read
@@ -16,6 +18,15 @@ def available_memory(root: Path = Path("/")) -> int:
     `root` is the folder that contains proc/ and sys/. On systems without these folders the result is `sys.maxsize`.
     """
     return min([*_group_limits(root), *_machine_memory(root)], default=sys.maxsize)
+
+
+def return_free_memory() -> None:
+    """Return freed memory to the system. glibc keeps it, which after loading a model is as much as the model itself.
+
+    With another C library, this function does nothing.
+    """
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _group_limits(root: Path) -> Iterator[int]:

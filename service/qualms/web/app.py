@@ -23,7 +23,7 @@ from qualms.images.worker_pool import KilledFor
 from qualms.inference.cpu import available_cores, lower_priority
 from qualms.inference.decoding import Decoder, Limits
 from qualms.inference.engine import Engine
-from qualms.inference.memory import available_memory
+from qualms.inference.memory import available_memory, return_free_memory
 from qualms.settings import Settings
 from qualms.telemetry.logs import Throttle, access, dropped
 from qualms.telemetry.metrics import ServiceMetrics
@@ -70,11 +70,12 @@ def create_app(
             _log.warning("decoding workers were killed", extra={"killed": count, "reason": reason})
 
     decoder = Decoder(threads, limits, on_killed=worker_killed)
-    bundle = open_bundle(resolve_model(settings.model))
+    opened = [open_bundle(resolve_model(settings.model))]
+    """emptied by the start, so that nothing refers to the bytes of the graph once the engine has loaded it"""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(_load(bundle, settings, decoder, state, registry, on_failure))
+        loading = asyncio.create_task(_load(opened.pop(), settings, decoder, state, registry, on_failure))
         yield
         await loading
         if state.model is not None:
@@ -136,6 +137,7 @@ async def _load(
             settings.max_run_seconds,
             max_memory=available_memory() * 3 // 4,
         )
+        bundle = engine.bundle
         score_log = await asyncio.to_thread(_score_log, bundle, settings)
         model = ServedModel(bundle, engine, registry, state, decoder, score_log)
     except Exception as error:
@@ -148,6 +150,7 @@ async def _load(
     model.batcher.start()
     state.model = model
     _tune_garbage_collection()
+    return_free_memory()
     _log.info(
         "ready",
         extra={

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from qualms.inference.admission import Admission
 from qualms.inference.batch import Job, run_jobs
-from qualms.inference.engine import CostCurve
+from qualms.inference.cost import CostCurve
 
 
 class Engine:

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from qualms.inference import batcher as module
 from qualms.inference.batch import Answer, Batch, ClientDisconnected, Decode, Draining, Expired
 from qualms.inference.batcher import Batcher
-from qualms.inference.engine import CostCurve
+from qualms.inference.cost import CostCurve
 
 TIMEOUT = 30.0
 FAR = 1000.0
@@ -754,6 +755,30 @@ def test_the_rows_of_a_failed_request_have_left_the_queue_when_it_ends() -> None
         assert depths == [0]
 
     play(Engine(), scene)
+
+
+# Scheduling of the event loop
+
+
+@pytest.mark.parametrize(("learned", "calls"), [(1.0, 1), (0.001, 0)])
+def test_the_event_loop_yields_once_full_batches_are_known_to_be_long(
+    monkeypatch: pytest.MonkeyPatch, learned: float, calls: int
+) -> None:
+    """One request with many images is run on the thread, too, but says nothing about full batches."""
+    yields: list[None] = []
+    monkeypatch.setattr(module, "yield_to_other_threads", lambda: yields.append(None))
+    engine = Engine(seconds=0.001, max_batch=2)
+
+    async def scene(batcher: Batcher) -> None:
+        assert not yields
+        engine.cost = CostCurve((1, 2), (learned, 2 * learned))
+        for _ in range(2):
+            waiting = submit(batcher, images(*range(12)), FAR, connected)
+            engine.allow(6)
+            await waiting
+
+    play(engine, scene, short_seconds=0.005)
+    assert len(yields) == calls
 
 
 # Stopping

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import GraphRunner
+from qualms.bundle.sessions import shrinking_run
 from qualms.errors import BundleError, QualmsError
 from qualms.inference import engine as module
-from qualms.inference.engine import CPU, CUDA, CostCurve, DeviceError, Engine
+from qualms.inference.cost import REJECTION_TRIALS
+from qualms.inference.engine import CPU, CUDA, DeviceError, Engine
 
 Change = Callable[[Callable[[Any], None]], Bundle]
 
@@ -108,58 +110,68 @@ def cpu_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
 # Cost
 
 
-def test_cost_is_linear_between_sizes_and_proportional_beyond_them() -> None:
-    cost = CostCurve((1, 4, 8), (1.0, 2.5, 6.5))
-    assert [cost(rows) for rows in (1, 2, 4, 6, 8)] == [1.0, 1.5, 2.5, 4.5, 6.5]
-    assert cost(16) == 13.0
-
-
 class RunClock:
     """A clock that only runs advance: by `seconds` of the batch's size."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int], float]) -> None:
         self.now = 0.0
         self.sizes: list[int] = []
-        run = Engine.run
+        run = Engine._run
 
         def timed_run(engine: Engine, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
             self.now += seconds(len(images))
             self.sizes.append(len(images))
             return run(engine, images)
 
-        monkeypatch.setattr(Engine, "run", timed_run)
+        monkeypatch.setattr(Engine, "_run", timed_run)
 
     def __call__(self) -> float:
         return self.now
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_larger_batch_never_costs_less_despite_noise(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    noise = np.random.default_rng(seed).uniform(0, 10, 33)
-    engine = Engine(bundle, threads=1, max_batch=32, clock=RunClock(monkeypatch, lambda size: float(noise[size])))
-    costs = [engine.cost(rows) for rows in range(1, 70)]
-    assert all(later >= earlier * (1 - 1e-12) for earlier, later in zip(costs, costs[1:], strict=False))
-    assert engine.cost(1) == pytest.approx(noise[1])
-    assert engine.cost(32) == pytest.approx(max(noise[[1, 2, 4, 8, 16, 32]]))
+def serve(engine: Engine, runs: int) -> None:
+    """Run batches as large as the engine allows."""
+    for _ in range(runs):
+        engine.run(np.zeros((engine.max_batch, *engine.bundle.manifest.input.shape), np.uint8))
 
 
-@pytest.mark.parametrize(("max_batch", "sizes"), [(1, (1,)), (8, (1, 2, 4, 8)), (11, (1, 2, 4, 8, 11))])
-def test_cost_is_measured_up_to_the_largest_batch(bundle: Bundle, max_batch: int, sizes: tuple[int, ...]) -> None:
-    engine = Engine(bundle, threads=1, max_batch=max_batch)
-    assert (engine.max_batch, engine.cost.sizes) == (max_batch, sizes)
-    assert engine.cost.seconds[0] > 0
-    assert list(engine.cost.seconds) == sorted(engine.cost.seconds)
+def test_only_single_images_are_run_at_start(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = RunClock(monkeypatch, lambda size: 0.1 * size)
+    engine = Engine(bundle, threads=1, max_batch=64, clock=clock)
+    assert clock.sizes == bundle.manifest.golden.count * [1]
+    assert (engine.max_batch, engine.cost.sizes) == (2, (1,))
+    assert engine.cost(1) == pytest.approx(0.1)
+
+
+def test_cost_and_batch_size_are_learned_from_runs(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = RunClock(monkeypatch, lambda size: 1 + 0.1 * size)
+    engine = Engine(bundle, threads=1, max_batch=8, clock=clock)
+    serve(engine, 12)
+    assert (engine.max_batch, engine.cost.sizes) == (8, (1, 2, 4, 8))
+    assert engine.cost.seconds == pytest.approx((1.1, 1.2, 1.4, 1.8))
 
 
 def test_batches_are_limited_to_the_maximal_run_time(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = RunClock(monkeypatch, lambda size: 0.1 * size)
+    clock = RunClock(monkeypatch, lambda size: 0.1 * size + 0.05)
     engine = Engine(bundle, threads=1, max_batch=64, max_run_seconds=0.5, clock=clock)
-    assert (engine.max_batch, engine.cost.sizes) == (4, (1, 2, 4))
-    assert engine.cost.seconds == pytest.approx((0.1, 0.2, 0.4))
-    assert max(clock.sizes) == 8, "larger batches are not measured"
-    assert Engine(bundle, threads=1, max_batch=64, max_run_seconds=0.01, clock=clock).max_batch == 1
+    serve(engine, 20)
+    assert engine.max_batch == 4
+    assert max(clock.sizes) == 8, "larger batches are not tried"
+
+
+def test_memory_of_a_batch_size_that_gained_nothing_is_freed(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed = list[object]()
+
+    def recorded(ort: Any) -> Any:
+        freed.append(shrinking_run(ort))
+        return freed[-1]
+
+    monkeypatch.setattr(module, "shrinking_run", recorded)
+    engine = Engine(bundle, threads=1, max_batch=8, clock=RunClock(monkeypatch, lambda size: 0.1 * size))
+    serve(engine, REJECTION_TRIALS)
+    assert (engine.max_batch, freed) == (1, [])
+    serve(engine, 5)
+    assert len(freed) == 1
 
 
 # Outputs

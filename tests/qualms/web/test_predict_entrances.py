@@ -23,8 +23,8 @@ from qualms.http1.connection import Connection
 from qualms.http1.connections import Connections
 from qualms.http1.messages import REASONS as PROTOCOL_REASONS
 from qualms.inference.batcher import SHORT_SECONDS
+from qualms.inference.cost import CostCurve
 from qualms.inference.decoding import Decoder, Limits
-from qualms.inference.engine import CostCurve
 from qualms.settings import Settings
 from qualms.telemetry.metrics import ServiceMetrics
 from qualms.web.app import Application, create_app
@@ -189,14 +189,16 @@ class HeldRuns:
         return self._run(images)
 
 
-def record_sizes(host: Host) -> list[int]:
-    """The number of images of each run from now on."""
+def record_sizes(host: Host, max_batch: int = 8) -> list[int]:
+    """The number of images of each run from now on; a run has at most `max_batch`, whatever the engine learns."""
     engine, sizes = host.model.engine, list[int]()
-    run = engine.run
+    run, engine.max_batch = engine.run, max_batch
 
     def recorded(images: NDArray[np.uint8]) -> Any:
         sizes.append(len(images))
-        return run(images)
+        outputs = run(images)
+        engine.max_batch = max_batch
+        return outputs
 
     engine.run = recorded  # type: ignore[method-assign]
     return sizes

