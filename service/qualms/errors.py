@@ -39,7 +39,7 @@ class ImageError(QualmsError):
     """The bytes or the array are not an image the model accepts; `reason` is the kind of problem."""
 
     def __init__(
-        self, message: str, *, reason: Literal["malformed", "unsupported", "too_large", "costly", "shape"] = "malformed"
+        self, message: str, *, reason: Literal["malformed", "unsupported", "too_large", "failed", "shape"] = "malformed"
     ) -> None:
         super().__init__(message)
         self.reason = reason

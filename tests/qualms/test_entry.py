@@ -69,9 +69,9 @@ def test_the_installed_script_uses_the_entry_point() -> None:
 @pytest.mark.parametrize(
     ("command", "module", "number"),
     [
-        (SCRIPT, "typer", signal.SIGTERM),
+        (SCRIPT, "pydantic", signal.SIGTERM),
         (SCRIPT, "uvicorn", signal.SIGINT),
-        (MODULE, "typer", signal.SIGINT),
+        (MODULE, "pydantic", signal.SIGINT),
         (MODULE, "uvicorn", signal.SIGTERM),
     ],
 )
@@ -88,7 +88,7 @@ def test_serve_exits_with_0_on_a_signal_during_its_imports(
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_exits_with_0_on_a_signal_as_pid_1(importing: Start, number: signal.Signals) -> None:
-    outer = importing([*PID_NAMESPACE, *SCRIPT, "serve"], "typer")
+    outer = importing([*PID_NAMESPACE, *SCRIPT, "serve"], "pydantic")
     os.kill(only_child(outer.pid), number)
     assert finished(outer) == (0, "")
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from qualms.images.input_spec import InputSpec
 from qualms.images.observed import UNKNOWN, read_size
-from qualms.images.pillow_decoder import jpeg_scale
+from qualms.images.pillow_decoder import MAX_ASPECT_RATIO, jpeg_scale
 from qualms.images.plain_files import PlainFile
 
 _MB = 2**20
@@ -27,7 +27,7 @@ _COEFFICIENT_BYTES_PER_PIXEL = 6
 _WORKER_BYTES_PER_PIXEL = {"png": 10, "jpeg": 14, "webp": 19, "bmp": 8, "gif": 10, "tiff": 18}
 """Pillow's peak for the least favourable kind of file, with conversion to opaque RGB"""
 _THREAD_SECONDS = (50e-6, 10e-9)
-"""for a file, and for each pixel"""
+"""for a file, and for each pixel before and after resizing"""
 _BUFFERED_FACTOR = 2.5
 """JPEG files with several scans take so much longer"""
 _WORKER_SECONDS = (1e-3, 40e-9)
@@ -48,7 +48,8 @@ def estimate(image: bytes | NDArray[np.uint8], plain: PlainFile | None, spec: In
     """Estimate what an image takes: a file with the result of `read_plain`, or pixels (H, W) or (H, W, C)."""
     if not isinstance(image, bytes):
         pixels = image.shape[0] * image.shape[1]
-        return Estimate(pixels, _BASE_BYTES + _ARRAY_BYTES_PER_PIXEL * pixels, _seconds(_THREAD_SECONDS, pixels))
+        seconds = _seconds(_THREAD_SECONDS, pixels + resized_pixels(image, plain, spec))
+        return Estimate(pixels, _BASE_BYTES + _ARRAY_BYTES_PER_PIXEL * pixels, seconds)
     if plain is None:
         kind, width, height = read_size(image)
         pixels = width * height or max_pixels
@@ -58,12 +59,27 @@ def estimate(image: bytes | NDArray[np.uint8], plain: PlainFile | None, spec: In
         return Estimate(pixels, memory, _seconds(_WORKER_SECONDS, pixels), is_certain=width * height > 0)
     pixels = plain.width * plain.height
     scale = jpeg_scale(plain.width, plain.height, spec.min_jpeg_side) if plain.kind == "jpeg" else 1
-    memory = _BASE_BYTES + _JPEG_BYTES_PER_PIXEL * (pixels // scale**2)
+    copies = 1 + (plain.orientation != 1) + (spec.colour == "L") / 4
+    memory = _BASE_BYTES + int(copies * _JPEG_BYTES_PER_PIXEL * (pixels // scale**2))
     if plain.is_buffered:
         memory += _COEFFICIENT_BYTES_PER_PIXEL * pixels
-    seconds = _seconds(_THREAD_SECONDS, pixels) * (_BUFFERED_FACTOR if plain.is_buffered else 1.0)
-    return Estimate(pixels, memory, seconds)
+    factor = _BUFFERED_FACTOR if plain.is_buffered else 1.0
+    return Estimate(pixels, memory, _seconds(_THREAD_SECONDS, factor * pixels + resized_pixels(image, plain, spec)))
 
 
-def _seconds(model: tuple[float, float], pixels: int) -> float:
+def resized_pixels(image: bytes | NDArray[np.uint8], plain: PlainFile | None, spec: InputSpec) -> int:
+    """Pixels of the resized image before it is cropped; 0 if nothing is resized, or if the size is not known."""
+    if plain is not None:
+        width, height = plain.width, plain.height
+    elif isinstance(image, bytes):
+        return 0
+    else:
+        height, width = image.shape[:2]
+    if spec.shorter_side is not None:
+        ratio = min(max(width, height) / min(width, height), MAX_ASPECT_RATIO)
+        return int(spec.shorter_side**2 * ratio)
+    return 0 if (width, height) == (spec.width, spec.height) else spec.width * spec.height
+
+
+def _seconds(model: tuple[float, float], pixels: float) -> float:
     return model[0] + model[1] * pixels

@@ -7,6 +7,7 @@ is an argument: `QUALMS_MAX_PIXELS` in the service, else `qualms.images.pillow_d
 
 import re
 import struct
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -138,8 +139,8 @@ def _jpeg_markers(data: bytes) -> Iterator[int]:
         offset = end if marker == _EOI else end + int.from_bytes(data[end : end + 2])
 
 
-def tiff_directory(data: bytes) -> Iterator[tuple[Any, ...]]:
-    """Tag, type, number of values and value field of every entry in a TIFF's first directory.
+def tiff_directory(data: bytes, max_entries: int | None = None) -> Iterator[tuple[Any, ...]]:
+    """Tag, type, number of values and value field of the entries in a TIFF's first directory, the first `max_entries` if given.
 
     Pillow's parsed tags are not used, because Pillow and libtiff, which decodes, treat duplicate tags differently.
     """
@@ -155,8 +156,8 @@ def tiff_directory(data: bytes) -> Iterator[tuple[Any, ...]]:
         return
     entry = struct.Struct(order + entry_format)
     start = offset + struct.calcsize(count_format)
-    end = start + entry.size * min(count, (len(data) - start) // entry.size)
-    yield from entry.iter_unpack(data[start:end])
+    count = min(count, (len(data) - start) // entry.size, sys.maxsize if max_entries is None else max_entries)
+    yield from entry.iter_unpack(data[start : start + entry.size * count])
 
 
 def tiff_integer(data: bytes, kind: int, field: bytes) -> int:

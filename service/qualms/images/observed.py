@@ -43,6 +43,8 @@ _STANDARD_TABLE = np.array([
 _SOF_MARKERS = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC}
 _DQT = 0xFFDB
 _MAX_WEBP_CHUNKS = 16
+_MAX_TIFF_ENTRIES = 64
+"""entries are in ascending order, and those that are read are among the first"""
 _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_COMPRESSION = 256, 257, 259
 _TIFF_LOSSY = (6, 7, 50001)  # JPEG, old and new, and WebP
 
@@ -108,7 +110,9 @@ def _read(data: bytes) -> tuple[str, str, int, int]:
         width, height = struct.unpack_from(form, data, 18)
         return "bmp", LOSSLESS, width, abs(height)
     if data.startswith(TIFF_BYTE_ORDERS):
-        values = {tag: tiff_integer(data, kind, field) for tag, kind, _, field in tiff_directory(data)}
+        values = {
+            tag: tiff_integer(data, kind, field) for tag, kind, _, field in tiff_directory(data, _MAX_TIFF_ENTRIES)
+        }
         quality = LOSSY if values.get(_TIFF_COMPRESSION) in _TIFF_LOSSY else LOSSLESS
         return "tiff", quality, values.get(_TIFF_WIDTH, 0), values.get(_TIFF_HEIGHT, 0)
     raise IndexError

@@ -142,7 +142,7 @@ def to_target(image: Image.Image, spec: TargetSpec) -> Image.Image:
             flat = flatten(image)
             if flat.mode != spec.colour:
                 flat = flat.convert(spec.colour)
-    except ImageError:
+    except (ImageError, MemoryError):
         raise
     except Exception as error:  # a missing or short palette is detected only here
         raise ImageError(

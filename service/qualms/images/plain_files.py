@@ -32,6 +32,10 @@ _MAX_EXIF_ENTRIES = 256
 _PNG_HEADER = struct.Struct(">I4sIIBBBBBI")
 _PNG_CHUNK = struct.Struct(">I4s")
 _PNG_CRC = struct.Struct(">I")
+_PNG_CHANNELS = {"L": 1, "P": 1, "LA": 2, "RGB": 3, "RGBA": 4}
+_PNG_STREAM_BYTES = 1024
+_PNG_PASS_BYTES = 8
+"""additional bytes per row of an interlaced image, which has up to seven passes"""
 _PNG_METADATA = {
     b"gAMA": (4,),
     b"cHRM": (32,),
@@ -110,7 +114,10 @@ def _read_png(data: bytes) -> PlainFile:
     is_usual = kind == b"IHDR" and length == 13 and not (compression or filters or interlace > 1)
     if mode is None or not (is_usual and 0 < width * height <= MAX_PNG_PIXELS and crc32(data[12:29]) == crc):
         raise _NotPlain
-    offset, metadata, needs_palette, before = 33, 0, mode == "P", kind
+    # Compressed pixels are hardly larger than the pixels themselves; empty blocks would only cost time.
+    rows = height * (2 + width * _PNG_CHANNELS[mode] * depth // 8)
+    max_idat = rows + rows // 64 + (_PNG_PASS_BYTES * height if interlace else 0) + _PNG_STREAM_BYTES
+    offset, metadata, idat, needs_palette, before = 33, 0, 0, mode == "P", kind
     for _ in range(MAX_PNG_CHUNKS):
         length, kind = _PNG_CHUNK.unpack_from(data, offset)
         end = offset + 12 + length
@@ -121,7 +128,8 @@ def _read_png(data: bytes) -> PlainFile:
                 raise _NotPlain
             return PlainFile("png", width, height, mode)
         if kind == b"IDAT":
-            if needs_palette:
+            idat += length
+            if needs_palette or idat > max_idat:
                 raise _NotPlain
         elif before == b"IDAT":  # metadata after the pixels is unusual
             raise _NotPlain

@@ -21,15 +21,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from qualms.errors import ImageError
+from qualms.errors import ImageError, QualmsError
 from qualms.images.input_spec import InputSpec
-from qualms.images.worker_process import END, FORK, MESSAGE_BYTES, cpu_seconds
+from qualms.images.worker_process import END, FORK, MESSAGE_BYTES, NO_WORKER, cpu_seconds
 
 KilledFor = Literal["cpu", "deadline", "crash"]
 KILLED_FOR: tuple[KilledFor, ...] = ("cpu", "deadline", "crash")
 """why a worker ended: its file took too much CPU time, its request's deadline passed, or the decoder crashed"""
 _ENVIRONMENT = ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 """variables that the template needs to start; others may hold secrets"""
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "1"}
+"""settings of glibc with which workers return the memory of an image when it is decoded"""
+_TEMPLATE_SECONDS = 10.0
+"""time in which the template must start, fork or end a worker"""
 _SPEC_FIELDS = ("height", "width", "colour", "resize", "fit", "shorter_side")
 """those of `pillow_decoder.TargetSpec`"""
 _MAX_FILES = 500
@@ -42,6 +46,10 @@ class DeadlinePassed(Exception):  # noqa: N818
     """The request's deadline passed while its file was decoded."""
 
 
+class NoWorkerError(QualmsError):
+    """No worker process can be started, because the system allows no more processes or has no memory left."""
+
+
 class _Worker:
     """One worker process: its socket, the memory file that it shares with the service, and its process id."""
 
@@ -49,6 +57,7 @@ class _Worker:
         self.pid, self.connection, self.memory = pid, connection, memory
         self.files = 0
         """number of files it has decoded"""
+        self.ended = False
 
     def close(self) -> None:
         self.connection.close()
@@ -91,39 +100,56 @@ class WorkerPool:
         `max_memory` is what the worker may allocate for this file, in bytes, and `pixels` the size of the image as far as
         its headers show, from which the limit on CPU time follows. Raises ImageError, or DeadlinePassed.
         """
+        request = {
+            "bytes": len(data),
+            "memory": max_memory,
+            "cpu_seconds": cpu_seconds(min(max_pixels, max_pixels if pixels is None else pixels)),
+            "max_pixels": max_pixels,
+            "max_side": max_side,
+            "min_jpeg_side": spec.min_jpeg_side,
+            "spec": {name: getattr(spec, name) for name in _SPEC_FIELDS},
+        }
         if not self._free.acquire(timeout=max(0.0, deadline - self._clock())):
             raise DeadlinePassed
         try:
-            worker = self._take()
-        except BaseException:
+            result = self._decode(data, request, spec, deadline)
+            # The system may have killed the worker, so the file gets a second chance.
+            if isinstance(result, str) and result == "crash":
+                result = self._decode(data, request, spec, deadline)
+        finally:
             self._free.release()
-            raise
+        if isinstance(result, str):
+            raise _error(result, data)
+        return result
+
+    def _decode(
+        self, data: bytes, request: dict[str, Any], spec: InputSpec, deadline: float
+    ) -> NDArray[np.uint8] | KilledFor:
+        """The pixels, or why the worker was killed."""
+        worker = self._take()
         reply: dict[str, Any] | None = None
         try:
-            request = {
-                "bytes": len(data),
-                "memory": max_memory,
-                "cpu_seconds": cpu_seconds(min(max_pixels, max_pixels if pixels is None else pixels)),
-                "max_pixels": max_pixels,
-                "max_side": max_side,
-                "min_jpeg_side": spec.min_jpeg_side,
-                "spec": {name: getattr(spec, name) for name in _SPEC_FIELDS},
-            }
             _write(worker.memory, data)
             reply = self._exchange(worker, request, deadline)
-            if reply is not None and "bytes" in reply:
-                return _read(worker.memory, reply["bytes"], spec)
+            if reply is None:
+                return self._killed(worker, deadline)
+            if "error" in reply:
+                raise ImageError(reply["error"], reason=reply["reason"])
+            return _read(worker.memory, reply["bytes"], spec)
         finally:
             worker.files += 1
-            if reply is None or worker.files == _MAX_FILES:
-                killed_for = self._end(worker, deadline)
-            else:
+            if reply is not None and worker.files < _MAX_FILES:
                 self._keep(worker)
-            self._free.release()
-        if reply is not None:
-            raise ImageError(reply["error"], reason=reply["reason"])
-        self._on_killed(killed_for)
-        raise _error(killed_for, data)
+            elif not worker.ended:
+                self._end(worker)
+
+    def _killed(self, worker: _Worker, deadline: float) -> KilledFor:
+        """End a worker that did not reply, and return why."""
+        is_late = self._clock() >= deadline
+        code = self._end(worker)
+        reason: KilledFor = "cpu" if code == -signal.SIGPROF else "deadline" if is_late else "crash"
+        self._on_killed(reason)
+        return reason
 
     def close(self) -> None:
         """End all processes; calls of `preprocess` in other threads fail."""
@@ -136,7 +162,7 @@ class WorkerPool:
         if control is not None:
             control.close()  # the template kills the others
         if self._template is not None:
-            self._template.wait()
+            _wait_or_kill(self._template)
 
     def _take(self) -> _Worker:
         """An idle worker, or a new one."""
@@ -162,23 +188,26 @@ class WorkerPool:
             raise DeadlinePassed
         if self._control is None:
             self._start_template()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         memory = os.memfd_create("qualms-image")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        worker = _Worker(NO_WORKER, ours, memory)
         try:
-            pid = int(self._command(FORK, [theirs.fileno(), memory]))
-        except BaseException:
-            ours.close()
-            os.close(memory)
+            with theirs:
+                worker.pid = int(self._command(FORK, [theirs.fileno(), memory]))
+        except OSError:
+            worker.close()
             self._discard_template()
             raise
-        finally:
-            theirs.close()
-        return _Worker(pid, ours, memory)
+        if worker.pid == NO_WORKER:
+            worker.close()
+            raise NoWorkerError("No process can be started that decodes the image; try again later.")
+        return worker
 
     def _start_template(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(_TEMPLATE_SECONDS)
         command = [sys.executable, "-P", "-m", "qualms.images.worker_process", str(theirs.fileno())]
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        environment = {**_ALLOCATOR, **{name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}}
         with theirs:
             self._template = subprocess.Popen(
                 command,
@@ -198,6 +227,9 @@ class WorkerPool:
         if self._template is not None:
             self._template.kill()
             self._template.wait()
+        idle, self._idle = self._idle, []
+        for worker in idle:  # they end when their socket is closed
+            worker.close()
 
     def _command(self, command: bytes, descriptors: list[int]) -> bytes:
         """Send a command to the template and return its reply; the caller holds the lock."""
@@ -221,18 +253,26 @@ class WorkerPool:
             return None
         return json.loads(message) if message else None
 
-    def _end(self, worker: _Worker, deadline: float) -> KilledFor:
-        """End a worker that did not reply, and return why."""
+    def _end(self, worker: _Worker) -> int:
+        """End a worker, and return its exit code; 0 if it is not known."""
+        worker.ended = True
         worker.close()
         with self._lock:
+            if self._control is None:
+                return 0
             try:
-                code = int(self._command(b"%s %d" % (END, worker.pid), [])) if self._control is not None else 0
+                return int(self._command(b"%s %d" % (END, worker.pid), []))
             except OSError:
                 self._discard_template()
-                code = 0
-        if code == -signal.SIGPROF:
-            return "cpu"
-        return "deadline" if self._clock() >= deadline else "crash"
+                return 0
+
+
+def _wait_or_kill(process: "subprocess.Popen[bytes]") -> None:
+    try:
+        process.wait(_TEMPLATE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _error(killed_for: KilledFor, data: bytes) -> Exception:
@@ -242,10 +282,11 @@ def _error(killed_for: KilledFor, data: bytes) -> Exception:
         return ImageError(
             f"The image of {len(data):,} bytes takes more CPU time to decode than its size allows; send it as a baseline "
             "JPEG or a PNG.",
-            reason="costly",
+            reason="failed",
         )
     return ImageError(
-        f"The image of {len(data):,} bytes is damaged: its decoder failed; send a complete file.", reason="malformed"
+        f"The image of {len(data):,} bytes cannot be decoded: its decoder crashed; send a complete file.",
+        reason="failed",
     )
 
 

@@ -28,9 +28,13 @@ MESSAGE_BYTES = 4096
 """maximum size of a request or a reply"""
 FORK, END = b"fork", b"end"
 """commands to the template: fork a worker, which replies with its process id; end a worker and reply with its status"""
+NO_WORKER = -1
+"""instead of a process id, if no worker can be forked"""
 BASE_CPU_SECONDS = 0.5
 CPU_SECONDS_PER_PIXEL = 0.25e-6
 """CPU time that a file may take; the slowest of the accepted formats takes a third of it on a slow machine"""
+_MAX_ERROR = 1000
+"""characters of a message"""
 _NICENESS = 10
 """a tenth of the CPU share of the service, which answers small requests meanwhile"""
 
@@ -55,12 +59,13 @@ def run_template(control: socket.socket) -> None:
             break
         command, _, argument = message.partition(b" ")
         if command == FORK:
-            pid = os.fork()
+            pid = _fork()
             if pid == 0:
                 control.close()
                 run_worker(socket.socket(fileno=descriptors[0]), descriptors[1])
                 os._exit(0)
-            workers.add(pid)
+            if pid != NO_WORKER:
+                workers.add(pid)
             for descriptor in descriptors:
                 os.close(descriptor)
             control.send(str(pid).encode())
@@ -71,9 +76,20 @@ def run_template(control: socket.socket) -> None:
         _end(pid)
 
 
+def _fork() -> int:
+    """As `os.fork`; NO_WORKER if there may be no more processes."""
+    try:
+        return os.fork()
+    except OSError:
+        return NO_WORKER
+
+
 def _end(pid: int) -> int:
     """Kill a worker if it is still alive, and return its exit code, negative for a signal."""
-    ended, status = os.waitpid(pid, os.WNOHANG)
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:  # forked by an earlier template
+        return 0
     if not ended:
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
@@ -85,7 +101,7 @@ def run_worker(connection: socket.socket, memory: int) -> None:
     base = _address_space()
     while message := connection.recv(MESSAGE_BYTES):
         reply = _limited(json.loads(message), memory, base)
-        connection.send(json.dumps(reply).encode()[:MESSAGE_BYTES])
+        connection.send(json.dumps(reply, ensure_ascii=False).encode())
 
 
 def _limited(request: dict[str, Any], memory: int, base: int) -> dict[str, Any]:
@@ -96,7 +112,7 @@ def _limited(request: dict[str, Any], memory: int, base: int) -> dict[str, Any]:
     try:
         return _decode(request, memory)
     except ImageError as error:
-        return {"error": str(error), "reason": error.reason}
+        return {"error": str(error)[:_MAX_ERROR], "reason": error.reason}
     except MemoryError:
         return {"error": "Decoding the image takes too much memory.", "reason": "too_large"}
     finally:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -62,11 +63,13 @@ def create_app(
     threads = settings.decode_threads or available_cores()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="qualms-parse", initializer=lower_priority)
     limits = Limits(settings.max_pixels, settings.max_side, settings.max_decode_bytes)
-    kills = Throttle(_LOG_SECONDS)
+    kills, lock = Throttle(_LOG_SECONDS), threading.Lock()
 
     def worker_killed(reason: KilledFor) -> None:
         metrics.worker_killed(reason)
-        if count := kills.due(time.monotonic()):
+        with lock:  # several threads may call this
+            count = kills.due(time.monotonic())
+        if count:
             _log.warning("decoding workers were killed", extra={"killed": count, "reason": reason})
 
     decoder = Decoder(threads, limits, on_killed=worker_killed)

@@ -20,8 +20,10 @@ from qualms.http1.body import Reservation, memory_used_up
 from qualms.http1.exchange import Exchange
 from qualms.http1.messages import Refusal, Reply
 from qualms.images.observed import ObservedEncoding, observe
+from qualms.images.worker_pool import NoWorkerError
 from qualms.inference.batch import Answer, ClientDisconnected, Draining, Expired
-from qualms.inference.decoding import INLINE_BYTES, Decoded, Decoder, InvalidImage, NotInline, Place, Plan
+from qualms.inference.decode_queue import Decoded, InvalidImage, Plan
+from qualms.inference.decoding import INLINE_BYTES, Decoder, NotInline
 from qualms.settings import Settings
 from qualms.telemetry.logs import Throttle, access
 from qualms.telemetry.metrics import ServiceMetrics
@@ -39,7 +41,13 @@ CLIENT_CLOSED_REQUEST = 499
 """the status counted if the client disconnects before the reply"""
 
 STATUSES = (200, CLIENT_CLOSED_REQUEST, *dict.fromkeys(kind.status for kind in PREDICT_KINDS))
-REASONS = (*dict.fromkeys(kind.reason for kind in PREDICT_KINDS if kind.reason), "disconnected", "loading", "draining")
+REASONS = (
+    *dict.fromkeys(kind.reason for kind in PREDICT_KINDS if kind.reason),
+    "disconnected",
+    "loading",
+    "draining",
+    "no_worker",
+)
 """labels of the metrics of predictions"""
 
 _LOG_SECONDS = 1.0
@@ -128,7 +136,7 @@ class PredictHandler:
         if status == CLIENT_CLOSED_REQUEST:
             return "disconnected"
         if kind is Kind.UNAVAILABLE:
-            return "draining" if self.state.draining else "loading"
+            return "draining" if self.state.draining else "loading" if self.state.model is None else "no_worker"
         return kind.reason if kind else None
 
 
@@ -236,6 +244,8 @@ class PredictCall:
             return
         if isinstance(error, Expired):
             error = Problem.too_late(self.timeout)
+        elif isinstance(error, NoWorkerError):
+            error = Problem(Kind.UNAVAILABLE, str(error))
         elif isinstance(error, Draining | asyncio.CancelledError):  # cancelled: the server's grace period is over
             error = Problem(Kind.UNAVAILABLE, "The service is stopping.")
         elif isinstance(error, InvalidImage):
@@ -277,7 +287,7 @@ class PredictCall:
         if self._query is not DEFAULT_QUERY:
             self._model.writer.check(self._query)  # an unsupported query costs no inference
         rows, decoder = len(plan.inputs), self._handler.decoder
-        if plan.place is not Place.INLINE:
+        if not plan.is_inline:
             self._decode(plan)
             return
         if rows > admitted_rows and not self._admit(rows):

@@ -178,7 +178,7 @@ _IMAGE_KINDS = {
     "malformed": Kind.MALFORMED,
     "unsupported": Kind.UNSUPPORTED,
     "too_large": Kind.TOO_LARGE,
-    "costly": Kind.INVALID,
+    "failed": Kind.INVALID,
     "shape": Kind.WRONG_SHAPE,
 }
 

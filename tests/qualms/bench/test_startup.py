@@ -1,5 +1,6 @@
 """Start time and memory of both servers, measured on a small bundle; the figures themselves are not asserted."""
 
+import io
 import os
 from pathlib import Path
 

@@ -123,6 +123,16 @@ def test_unusual_files_are_not_plain(data: bytes) -> None:
     assert read_plain(data) is None
 
 
+def test_compressed_pixels_that_are_larger_than_the_pixels_are_not_plain() -> None:
+    """Empty blocks of a compressed stream take time and give no pixels."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 28, 28, 8, 0, 0, 0, 0))
+    for level in (0, 9):
+        rows = compress(np.random.default_rng(0).integers(0, 256, 28 * 29, np.uint8).tobytes(), level)
+        for padding, plain in ((b"", True), (bytes(2000), False)):
+            data = png()[:8] + header + chunk(b"IDAT", rows + padding) + chunk(b"IEND")
+            assert (read_plain(data) is not None) is plain
+
+
 @pytest.mark.parametrize("sampling", [0x44, 0x14, 0x42, 0x31, 0x00])
 def test_unusual_sampling_is_not_plain(sampling: int) -> None:
     data = bytearray(jpeg(subsampling=0))

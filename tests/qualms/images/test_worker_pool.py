@@ -2,11 +2,13 @@
 
 import io
 import os
+import resource
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from qualms.errors import ImageError
 from qualms.images.estimates import estimate
 from qualms.images.input_spec import InputSpec
 from qualms.images.preprocess import preprocess_with_pillow
-from qualms.images.worker_pool import DeadlinePassed, KilledFor, WorkerPool
+from qualms.images.worker_pool import DeadlinePassed, KilledFor, NoWorkerError, WorkerPool
 from qualms.images.worker_process import cpu_seconds
 
 SPEC = InputSpec(height=12, width=10)
@@ -111,7 +113,7 @@ def test_a_file_that_takes_too_much_cpu_time_ends_its_worker_alone(pool: Pool) -
     before = pool.processes
     with pytest.raises(ImageError, match="takes more CPU time to decode than its size allows") as caught:
         pool.decode(slow_file(), pixels=NEGATIVE_PIXELS)
-    assert (caught.value.reason, pool.killed) == ("costly", ["cpu"])
+    assert (caught.value.reason, pool.killed) == ("failed", ["cpu"])
     pool.decode(encode(picture(), "GIF"))
     assert pool.processes[0] == before[0], "only the worker is replaced"
     assert pool.processes[1:] != before[1:]
@@ -159,12 +161,25 @@ def test_a_deadline_that_passes_ends_the_worker(pool: Pool) -> None:
     assert pool.decode(encode(picture(), "GIF")).shape == SPEC.shape
 
 
-def test_a_crash_of_the_decoder_is_an_error_of_its_file_alone(pool: Pool) -> None:
+def test_a_file_whose_worker_was_killed_by_the_system_gets_another_one(pool: Pool) -> None:
     pool.decode(encode(picture(), "GIF"))
-    os.kill(pool.processes[1], signal.SIGSEGV)
-    with pytest.raises(ImageError, match="its decoder failed"):
-        pool.decode(encode(picture(), "GIF"))
+    os.kill(pool.processes[1], signal.SIGKILL)
+    assert pool.decode(encode(picture(), "GIF")).shape == SPEC.shape
     assert pool.killed == ["crash"]
+
+
+def test_a_crash_of_the_decoder_is_an_error_of_its_file_alone(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = WorkerPool._exchange
+
+    def crash(self: WorkerPool, worker: Any, *arguments: Any) -> Any:
+        os.kill(worker.pid, signal.SIGSEGV)
+        return exchange(self, worker, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(WorkerPool, "_exchange", crash)
+        with pytest.raises(ImageError, match="its decoder crashed") as caught:
+            pool.decode(encode(picture(), "GIF"))
+    assert (caught.value.reason, pool.killed) == ("failed", ["crash", "crash"])
     assert pool.decode(encode(picture(), "GIF")).shape == SPEC.shape
 
 
@@ -173,10 +188,30 @@ def test_the_template_is_replaced_if_it_ends(pool: Pool) -> None:
     template, worker = pool.processes
     os.kill(template, signal.SIGKILL)
     os.kill(worker, signal.SIGKILL)
-    with pytest.raises(ImageError, match="its decoder failed"):
-        pool.decode(encode(picture(), "GIF"))
     assert pool.decode(encode(picture(), "GIF")).shape == SPEC.shape
     assert pool.processes[0] != template
+
+
+def test_a_template_that_does_not_reply_is_replaced(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool.decode(encode(picture(), "GIF"))
+    template, worker = pool.processes
+    assert pool._control is not None
+    pool._control.settimeout(0.05)
+    os.kill(template, signal.SIGSTOP)
+    os.kill(worker, signal.SIGKILL)
+    assert pool.decode(encode(picture(), "GIF")).shape == SPEC.shape
+    assert pool.processes[0] != template
+
+
+def test_without_more_processes_no_file_is_called_damaged(pool: Pool) -> None:
+    pool.decode(encode(picture(), "GIF"))
+    template, worker = pool.processes
+    os.kill(worker, signal.SIGKILL)
+    resource.prlimit(template, resource.RLIMIT_NPROC, (0, 0))
+    if os.getuid() == 0:
+        pytest.skip("the limit on processes does not hold for root")
+    with pytest.raises(NoWorkerError):
+        pool.decode(encode(picture(), "GIF"))
 
 
 def test_files_wait_for_a_worker_until_their_deadline(pool: Pool) -> None:

@@ -1,9 +1,11 @@
 """Files are decoded where they cost nobody else time, within one budget of memory, and until their deadline at most."""
 
 import asyncio
+import gc
 import io
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,17 +17,9 @@ from PIL import Image
 from qualms.images.input_spec import InputSpec
 from qualms.images.preprocess import ImageInput, preprocess_with_pillow
 from qualms.inference.batch import ClientDisconnected, Expired
-from qualms.inference.decoding import (
-    INLINE_PIXELS,
-    Decoded,
-    Decoder,
-    InvalidImage,
-    Limits,
-    MemoryBudget,
-    NotInline,
-    Place,
-    Plan,
-)
+from qualms.inference.decode_memory import MemoryBudget
+from qualms.inference.decode_queue import Decoded, InvalidImage, Place, Plan
+from qualms.inference.decoding import INLINE_PIXELS, Decoder, Limits, NotInline
 
 SPEC = InputSpec(height=12, width=10)
 LIMITS = Limits(pixels=2**22, side=5000, memory=2**29)
@@ -72,16 +66,17 @@ def test_small_plain_files_are_decoded_inline_others_in_threads_and_workers() ->
             ([encode(noise(20, 30))] * 4, Place.INLINE),
             ([encode(noise(20, 30, 3), "JPEG")], Place.INLINE),
             ([encode(np.zeros((97, 96), np.uint8))], Place.THREAD),
-            ([encode(np.zeros((96, 96), np.uint8))] * 5, Place.THREAD),
+            ([encode(np.zeros((96, 96), np.uint8))] * 3, Place.THREAD),
+            ([encode(noise(2, 2))] * 9, Place.THREAD),
+            ([encode(noise(70, 70, 3))], Place.THREAD),
             ([encode(noise(640, 480, 3), "JPEG")], Place.THREAD),
             ([noise(200, 200, 3)], Place.THREAD),
             ([encode(noise(20, 30), "GIF")], Place.WORKER),
-            ([encode(noise(20, 30)), encode(noise(20, 30), "WEBP")], Place.WORKER),
             ([encode(noise(300, 300))], Place.WORKER),
             ([b"hello"], Place.WORKER),
         ]
         for inputs, place in cases:
-            assert decoder.plan(inputs, SPEC).place is place
+            assert decoder.plan(inputs, SPEC).places == [place] * len(inputs)
             assert (decoder.wait(decoder.plan(inputs, SPEC)) is None) == (place is Place.INLINE)
 
     play(scene)
@@ -117,7 +112,7 @@ def test_inline_files_that_the_fast_decoder_refuses_are_left_to_workers() -> Non
 
     async def scene(decoder: Decoder) -> None:
         plan = decoder.plan([damaged], SPEC)
-        assert plan.place is Place.INLINE
+        assert plan.is_inline
         with pytest.raises(NotInline):
             decoder.decode_inline(plan, SPEC)
         decoded = await decode(decoder, decoder.in_workers(plan, SPEC))
@@ -140,9 +135,8 @@ def test_inline_files_that_the_fast_decoder_refuses_are_left_to_workers() -> Non
 )
 def test_an_invalid_image_is_named_by_its_index(image: bytes | NDArray[np.uint8], reason: str) -> None:
     async def scene(decoder: Decoder) -> None:
-        plan = decoder.plan([encode(noise(640, 480, 3), "JPEG"), image], SPEC)
         with pytest.raises(InvalidImage) as caught:
-            await decode(decoder, plan)
+            await decode(decoder, decoder.plan([encode(noise(640, 480, 3), "JPEG"), image], SPEC))
         assert (caught.value.index, caught.value.error.reason) == (1, reason)
 
     play(scene)
@@ -166,10 +160,12 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.released = threading.Event()
         decode_one = Decoder._decode_one
+        self.order: list[tuple[object, int]] = []
 
-        def held(*arguments: Any) -> Any:
+        def held(decoder: Decoder, request: Any, index: int, *arguments: Any, **options: Any) -> Any:
+            self.order.append((request.spec, index))
             assert self.released.wait(TIMEOUT)
-            return decode_one(*arguments)
+            return decode_one(decoder, request, index, *arguments, **options)
 
         monkeypatch.setattr(Decoder, "_decode_one", held)
 
@@ -180,10 +176,8 @@ def test_a_deadline_that_passes_is_reported_at_once_though_the_thread_goes_on(mo
     async def scene(decoder: Decoder) -> None:
         with pytest.raises(Expired):
             await decode(decoder, decoder.plan([encode(noise(640, 480, 3), "JPEG")], SPEC), seconds=0.01)
-        assert decoder.requests == 1, "the thread is still occupied"
+        assert (decoder.rows, decoder.requests) == (0, 0)
         held.released.set()
-        while decoder.requests:
-            await asyncio.sleep(0.001)
 
     play(scene)
 
@@ -193,7 +187,7 @@ def test_requests_that_expired_or_disconnected_in_the_queue_are_not_decoded(monk
 
     async def scene(decoder: Decoder) -> None:
         plan = decoder.plan([encode(noise(640, 480, 3), "JPEG")], SPEC)
-        broken = decoder.plan([noise(640, 480, 3)], SPEC)._replace(inputs=[b"would be refused"])
+        broken = plan._replace(inputs=[b"would be refused"])
         first = asyncio.ensure_future(decode(decoder, plan))
         gone = asyncio.ensure_future(decode(decoder, broken, disconnected=lambda: True))
         late = asyncio.ensure_future(decode(decoder, broken, seconds=0.001))
@@ -223,9 +217,9 @@ def test_the_predicted_wait_grows_with_the_queue_and_shrinks_again(monkeypatch: 
         held.released.set()
         await asyncio.gather(*waiting)
         assert (decoder.rows, decoder.requests) == (0, 0)
-        wait = decoder.wait(photo)
-        assert wait is not None
-        assert 0 < wait != alone, "the estimate follows the time that was measured"
+        while decoder._queues[Place.THREAD]._running:
+            await asyncio.sleep(0.001)
+        assert decoder.wait(photo) == alone
 
     play(scene)
 
@@ -250,11 +244,122 @@ def test_killed_workers_are_reported() -> None:
         await decode(decoder, decoder.plan([encode(noise(9, 9), "GIF")], SPEC))
         with pytest.raises(Expired):
             await decode(decoder, decoder.plan([data], SPEC), seconds=0.004)
-        while decoder.requests:
+        while not killed:
             await asyncio.sleep(0.001)
+        assert killed == ["deadline"]
 
     play(scene, on_killed=killed.append)
-    assert killed == ["deadline"]
+
+
+def test_images_that_are_enlarged_much_are_not_decoded_on_the_event_loop() -> None:
+    async def scene(decoder: Decoder) -> None:
+        large = InputSpec(height=224, width=224, fit="crop", shorter_side=256)
+        for image in (encode(noise(24, 96)), encode(noise(1, 1)), noise(3, 90)):
+            assert decoder.plan([image], SPEC).is_inline
+            assert not decoder.plan([image], large).is_inline
+            assert not decoder.plan([image], InputSpec(height=224, width=224)).is_inline
+
+    play(scene)
+
+
+def test_images_of_one_request_go_to_threads_and_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(decoder: Decoder) -> None:
+        plan = decoder.plan([encode(noise(20, 30)), encode(noise(20, 30), "WEBP"), noise(20, 30)], SPEC)
+        assert plan.places == [Place.THREAD, Place.WORKER, Place.THREAD]
+        assert len((await decode(decoder, plan)).images) == 3
+
+    play(scene)
+
+
+def test_a_file_that_the_fast_decoder_refuses_in_a_thread_goes_on_in_a_worker() -> None:
+    data = encode(noise(640, 480, 3), "JPEG")
+    damaged = data[: data.index(b"\xff\xda") + 4000] + b"\xff\xd9"
+
+    async def scene(decoder: Decoder) -> None:
+        plan = decoder.plan([damaged], SPEC)
+        assert plan.places == [Place.THREAD]
+        decoded = await decode(decoder, plan)
+        assert np.array_equal(decoded.images[0], preprocess_with_pillow(damaged, SPEC))
+
+    play(scene)
+
+
+def test_requests_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+    specs = {name: SPEC.model_copy(update={"width": width}) for name, width in (("many", 10), ("one", 11))}
+
+    async def scene(decoder: Decoder) -> None:
+        photo = encode(noise(200, 200, 3), "JPEG")
+        waiting = []
+        for name, count in (("many", 5), ("one", 1)):
+            done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            plan = decoder.plan([photo] * count, specs[name])
+            decoder.decode(plan, specs[name], time.monotonic() + TIMEOUT, lambda: False, done.set_result)
+            waiting.append(done)
+        held.released.set()
+        await asyncio.gather(*waiting)
+        order = [index if spec == specs["many"] else "one" for spec, index in held.order]
+        assert order.index("one") <= 2
+        assert [index for index in order if index != "one"] == [0, 1, 2, 3, 4]
+
+    play(scene)
+
+
+def test_a_request_that_expired_in_the_queue_does_not_hold_its_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+
+    async def scene(decoder: Decoder) -> None:
+        photo = encode(noise(640, 480, 3), "JPEG")
+        first = asyncio.ensure_future(decode(decoder, decoder.plan([photo], SPEC)))
+        await asyncio.sleep(0)
+        body = noise(640, 480, 3)
+        freed = weakref.ref(body)
+        inputs: list[ImageInput] = [body]
+        with pytest.raises(Expired):
+            await decode(decoder, decoder.plan(inputs, SPEC), seconds=0.001)
+        inputs.clear()
+        del body
+        gc.collect()
+        assert freed() is None
+        held.released.set()
+        await first
+
+    play(scene)
+
+
+def test_slow_files_do_not_change_the_prediction_for_an_idle_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(decoder: Decoder) -> None:
+        photo = decoder.plan([encode(noise(640, 480, 3), "JPEG")], SPEC)
+        alone = decoder.wait(photo)
+        decode_plain = Decoder._decode_plain
+
+        def slow(*arguments: Any) -> Any:
+            time.sleep(0.02)
+            return decode_plain(*arguments)
+
+        monkeypatch.setattr(Decoder, "_decode_plain", slow)
+        for _ in range(10):
+            await decode(decoder, decoder.plan([encode(noise(100, 101))], SPEC))
+        while decoder._queues[Place.THREAD]._running:
+            await asyncio.sleep(0.001)
+        assert decoder.wait(photo) == alone
+
+    play(scene)
+
+
+def test_failing_files_count_in_the_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(decoder: Decoder) -> None:
+        queue = decoder._queues[Place.WORKER]
+        before = queue._actual / queue._estimated
+        data = encode(np.zeros((1500, 1500, 3), np.uint8), "WEBP", lossless=True, quality=0)
+        for _ in range(5):
+            with pytest.raises(InvalidImage):
+                await decode(decoder, decoder.plan([data[:-9]], SPEC))
+        while queue._running:
+            await asyncio.sleep(0.001)
+        assert queue._actual / queue._estimated != before
+
+    play(scene)
 
 
 # Memory
@@ -291,10 +396,31 @@ def test_workers_leave_a_quarter_of_the_memory_to_plain_files() -> None:
         pass
 
 
+def test_a_large_share_is_not_passed_over() -> None:
+    budget, order = MemoryBudget(100), list[int]()
+    first = budget.share(60, time.monotonic() + TIMEOUT, worker=False)
+    first.__enter__()
+
+    def take(size: int) -> None:
+        with budget.share(size, time.monotonic() + TIMEOUT, worker=False):
+            order.append(size)
+
+    threads = []
+    for size in (80, 10):
+        threads.append(threading.Thread(target=take, args=(size,)))
+        threads[-1].start()
+        while len(budget._waiting[False]) < len(threads):
+            time.sleep(0.001)
+    first.__exit__(None, None, None)
+    for thread in threads:
+        thread.join(TIMEOUT)
+    assert order == [80, 10]
+
+
 def test_inline_pixels_are_the_limit_of_one_image() -> None:
     async def scene(decoder: Decoder) -> None:
         side = int(INLINE_PIXELS**0.5)
-        assert decoder.plan([np.zeros((side, side), np.uint8)], SPEC).place is Place.INLINE
-        assert decoder.plan([np.zeros((side + 1, side), np.uint8)], SPEC).place is Place.THREAD
+        assert decoder.plan([np.zeros((side, side), np.uint8)], SPEC).is_inline
+        assert not decoder.plan([np.zeros((side + 1, side), np.uint8)], SPEC).is_inline
 
     play(scene)

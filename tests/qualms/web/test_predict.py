@@ -159,13 +159,13 @@ def decode_threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def recorded(decode: Callable[..., Any]) -> Callable[..., Any]:
-        def decode_and_record(*arguments: Any) -> Any:
+        def decode_and_record(*arguments: Any, **options: Any) -> Any:
             names.append(threading.current_thread().name)
-            return decode(*arguments)
+            return decode(*arguments, **options)
 
         return decode_and_record
 
-    for name in ("decode_inline", "_decode"):
+    for name in ("decode_inline", "_decode_one"):
         monkeypatch.setattr(Decoder, name, recorded(getattr(Decoder, name)))
     return names
 
@@ -179,7 +179,7 @@ def test_more_bytes_than_the_event_loop_decodes_are_decoded_in_the_pool_with_equ
     alone = [results(send(client, data))[0] for data in files]
     together = results(send_form(client, *files))
     assert_close(together, alone)
-    assert [name.startswith("qualms-decode") for name in decode_threads] == 5 * [False] + [True]
+    assert [name.startswith("qualms-decode") for name in decode_threads] == 5 * [False] + 5 * [True]
 
 
 @pytest.mark.parametrize(("shape", "in_pool"), [((96, 96), False), ((97, 96), True), ((96, 96, 4), True)])

@@ -234,9 +234,9 @@ def decode_threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     decode_one = Decoder._decode_one
 
-    def recorded(*args: Any) -> Any:
+    def recorded(*args: Any, **options: Any) -> Any:
         names.append(threading.current_thread().name.rpartition("_")[0])
-        return decode_one(*args)
+        return decode_one(*args, **options)
 
     monkeypatch.setattr(Decoder, "_decode_one", recorded)
     return names
@@ -446,10 +446,9 @@ def held_decoding(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     released = threading.Event()
     decode_one = Decoder._decode_one
 
-    def held(*args: Any) -> Any:
-        pixels = decode_one(*args)
+    def held(*args: Any, **options: Any) -> Any:
         assert released.wait(TIMEOUT)
-        return pixels
+        return decode_one(*args, **options)
 
     monkeypatch.setattr(Decoder, "_decode_one", held)
     return released.set
@@ -491,7 +490,7 @@ def test_images_being_decoded_are_counted_only_until_decoding_ends(
     play_both(scene)
 
 
-def test_a_pool_that_was_shut_down_fails_the_request_alone(
+def test_a_decoder_that_was_closed_fails_the_request_alone(
     bundle: Bundle, image: bytes, large_image: bytes, encode: Encode, draw_images: Draw
 ) -> None:
     async def scene(host: Host) -> None:
@@ -502,7 +501,7 @@ def test_a_pool_that_was_shut_down_fails_the_request_alone(
         metrics = ServiceMetrics(CollectorRegistry(), STATUSES, REASONS, PROTOCOL_REASONS)
         host.use_direct(PredictHandler(host.settings, host.state, metrics, pool, decoder).direct)
         for body in (encode(draw_images(71, 1)[0], "TIFF"), large_image):
-            assert (await host.reply(post(body))).startswith(b"HTTP/1.1 500 ")
+            assert (await host.reply(post(body))).startswith(b"HTTP/1.1 503 ")
         assert (await host.reply(post(image))).startswith(b"HTTP/1.1 200 ")
         admission = host.model.batcher.admission
         assert admission.predicted_wait(1) == admission.cost(1)
