@@ -45,6 +45,7 @@ class Plan(NamedTuple):
     """for each image; None for pixels and for files that are not plain"""
     places: list[Place]
     estimates: list[Estimate]
+    """for each image that is not decoded inline"""
 
     @property
     def is_inline(self) -> bool:

@@ -78,6 +78,8 @@ class Decoder:
 
         Raises InvalidImage for an image that is too large.
         """
+        if (plain := self._small_file(inputs, spec)) is not None:
+            return Plan(inputs, [plain], [Place.INLINE], [])
         plain_files, estimates, places = list[PlainFile | None](), list[Estimate](), list[Place]()
         size, pixels, largest = 0, 0, 0
         for index, image in enumerate(inputs):
@@ -98,6 +100,16 @@ class Decoder:
         if is_small and len(inputs) <= _INLINE_IMAGES and Place.WORKER not in places:
             places = [Place.INLINE] * len(inputs)
         return Plan(inputs, plain_files, places, estimates)
+
+    def _small_file(self, inputs: list[ImageInput], spec: InputSpec) -> PlainFile | None:
+        """The headers of a single small file, as most requests have, for which nothing else needs to be estimated."""
+        image = inputs[0]
+        if len(inputs) > 1 or not isinstance(image, bytes) or len(image) > INLINE_BYTES:
+            return None
+        if spec.shorter_side is not None or spec.width * spec.height > INLINE_PIXELS:
+            return None
+        plain = read_plain(image)
+        return plain if plain is not None and plain.width * plain.height <= INLINE_PIXELS else None
 
     def wait(self, plan: Plan) -> float | None:
         """Predicted seconds until the images are decoded; None if they are decoded inline."""
