@@ -148,11 +148,6 @@ def to_target(image: Image.Image, spec: TargetSpec) -> Image.Image:
         raise ImageError(
             f"The image is damaged: its {image.mode} pixels cannot be converted to {spec.colour}.", reason="malformed"
         ) from error
-    return resize_to_target(flat, spec)
-
-
-def resize_to_target(flat: Image.Image, spec: TargetSpec) -> Image.Image:
-    """Resize and crop an opaque image to a model's size."""
     size, method = (spec.width, spec.height), RESAMPLING[spec.resize]
     if spec.shorter_side is not None:
         return _crop_centre(_resize_shorter_side(flat, spec.shorter_side, method), *size)

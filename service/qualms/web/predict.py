@@ -36,7 +36,9 @@ from qualms.web.state import ServiceState
 
 PATH = "/predict"
 INLINE_PARSE_BYTES = 64 * 1024
-"""bodies up to this size are parsed on the event loop"""
+"""forms and JSON bodies up to this size are parsed on the event loop"""
+INLINE_FILE_BYTES = 2**20
+"""the same for image files, of which only the headers are read, and those of scans in a progressive JPEG"""
 CLIENT_CLOSED_REQUEST = 499
 """the status counted if the client disconnects before the reply"""
 
@@ -216,7 +218,12 @@ class PredictCall:
     def answer(self, body: bytes) -> None:
         """Parse the body, admit the request and queue its images."""
         try:
-            if len(body) <= INLINE_PARSE_BYTES:
+            limit = (
+                INLINE_FILE_BYTES
+                if self._headers.get(b"content-type", b"").startswith(b"image/")
+                else INLINE_PARSE_BYTES
+            )
+            if len(body) <= limit:
                 self._queue(self._parse(body), admitted_rows=int(self.just_admitted))
             else:
                 loop = asyncio.get_running_loop()
