@@ -109,20 +109,13 @@ def bench(
     if startup:
         from qualms.bench.startup import run_startup
 
-        _refuse(
-            context,
-            "--startup",
-            "bundle",
-            "concurrency",
-            "profile",
-            "instructions",
-            "cores",
-            "pid",
-            "pictures",
-            "overload",
-            "attack",
+        _refuse(context, "--startup", *_NOT_AT_START)
+        run_startup(
+            target,
+            pictures=pictures if _is_given(context, "pictures") else "photo-640",
+            seconds=seconds,
+            rounds=rounds,
         )
-        run_startup(target, seconds=seconds, rounds=rounds)
         return
     if overload is not None:
         _refuse(context, "--overload", *_COMPARISON, "attack", "attack_seconds")
