@@ -246,10 +246,10 @@ class Decoder:
     ) -> float:
         """Decode one image with its share of memory; store it, or end the request. Returns the seconds without waits."""
         plan = request.plan
-        started = self._clock()
+        if plan is None:
+            return 0.0
+        started: float | None = None
         try:
-            if plan is None:
-                return 0.0
             needed = plan.estimates[index]
             if worker and plan.places[index] is not Place.WORKER:  # a fast decoder has refused it
                 needed = estimate(plan.inputs[index], None, request.spec, self._limits.pixels)
@@ -271,4 +271,4 @@ class Decoder:
             request.end(error)
         else:
             return seconds
-        return self._clock() - started
+        return 0.0 if started is None else self._clock() - started

@@ -35,8 +35,8 @@ from qualms.web.served_model import ServedModel
 from qualms.web.state import ServiceState
 
 PATH = "/predict"
-INLINE_PARSE_BYTES = 64 * 1024
-"""forms and JSON bodies up to this size are parsed on the event loop"""
+INLINE_PARSE_BYTES = 2 * 1024
+"""forms and JSON bodies up to this size are parsed on the event loop; larger ones may have many images"""
 INLINE_FILE_BYTES = 2**20
 """the same for image files, of which only the headers are read, and those of scans in a progressive JPEG"""
 CLIENT_CLOSED_REQUEST = 499
@@ -249,6 +249,13 @@ class PredictCall:
         if isinstance(error, ClientDisconnected):
             self._finish(CLIENT_CLOSED_REQUEST, None, None)
             return
+        problem = self._problem(error)
+        self._finish(problem.status, problem.kind, problem.reply(self.id))
+        for one in (error, problem):
+            _forget_frames(one)
+
+    def _problem(self, error: BaseException) -> Problem:
+        """The problem that corresponds to an error."""
         if isinstance(error, Expired):
             error = Problem.too_late(self.timeout)
         elif isinstance(error, NoWorkerError):
@@ -263,10 +270,7 @@ class PredictCall:
             error = from_error(error, EXPLAIN)
         elif not isinstance(error, Problem):
             _log.error("prediction failed", exc_info=error, extra={"request_id": self.id})
-        problem = from_error(error)
-        self._finish(problem.status, problem.kind, problem.reply(self.id))
-        # The traceback's frames hold the problem: a cycle that would wait for the garbage collector.
-        problem.__cause__ = problem.__context__ = problem.__traceback__ = None
+        return from_error(error)
 
     def cancel(self) -> None:
         """Answer with 503, because the server's grace period is over."""
@@ -366,3 +370,14 @@ class PredictCall:
         self._finished = True
         self._channel.reply(reply)
         self._handler.count(status, kind, self._started, self.id)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error and its causes.
+
+    Their frames hold the error and the body: a cycle of megabytes that would wait for the garbage collector.
+    """
+    while error is not None:
+        cause = error.error if isinstance(error, InvalidImage) else error.__cause__ or error.__context__
+        error.__cause__ = error.__context__ = error.__traceback__ = None
+        error = cause

@@ -1,6 +1,10 @@
 """`preprocess` gives exactly the pixels of Pillow, or refuses what Pillow refuses, for thousands of files."""
 
+import io
+import os
+import time
 from itertools import islice
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -18,6 +22,7 @@ from qualms.images.input_spec import InputSpec
 from qualms.images.pillow_decoder import decode
 from qualms.images.plain_files import read_plain
 from qualms.images.preprocess import conform, preprocess, preprocess_with_pillow
+from qualms.images.worker_pool import WorkerPool
 
 SPECS = {
     "28×28 grey": InputSpec(height=28, width=28, colour="L"),
@@ -175,3 +180,30 @@ def test_drawn_jpeg_files_have_nearly_the_drawn_pixels(restart: int, scans: list
     parts = encode(planes, [(1, 1)] * 3, ids=tuple(b"RGB"), before=(), step=0, restart=restart, scans=scans)
     decoded = np.asarray(decode(join(parts)), np.int64)
     assert np.abs(decoded - np.stack(planes, axis=-1)).max() <= 1
+
+
+@pytest.mark.slow
+def test_ten_thousand_real_images_have_the_same_pixels_by_every_decoder() -> None:
+    """CIFAR-10 images as PNG and JPEG: by the fast decoders, by Pillow, and by Pillow in worker processes."""
+    path = Path(os.environ.get("QUALMS_DATA") or "nowhere") / "cifar10-test.npz"
+    if not path.is_file():
+        pytest.skip("needs QUALMS_DATA with cifar10-test.npz")
+    with np.load(path) as data:
+        images = data["images"]
+    assert len(images) == 10_000
+    spec, pool = InputSpec(height=32, width=32), WorkerPool(2)
+    options = {"max_pixels": 2**24, "max_side": 2**14, "max_memory": 2**26}
+    try:
+        for number, pixels in enumerate(images):
+            file = io.BytesIO()
+            Image.fromarray(pixels).save(file, "PNG" if number % 2 else "JPEG", quality=75 + number % 21)
+            encoded = file.getvalue()
+            assert read_plain(encoded) is not None
+            expected = preprocess(encoded, spec)
+            assert np.array_equal(preprocess_with_pillow(encoded, spec), expected)
+            in_worker = pool.preprocess(encoded, spec, deadline=time.monotonic() + 60, **options)
+            assert np.array_equal(in_worker, expected)
+            if number % 2:
+                assert np.array_equal(expected, pixels)
+    finally:
+        pool.close()
