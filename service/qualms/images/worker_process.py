@@ -35,8 +35,6 @@ CPU_SECONDS_PER_PIXEL = 0.25e-6
 """CPU time that a file may take; the slowest of the accepted formats takes a third of it on a slow machine"""
 _MAX_ERROR = 1000
 """characters of a message"""
-_NICENESS = 10
-"""a tenth of the CPU share of the service, which answers small requests meanwhile"""
 
 
 def cpu_seconds(pixels: int) -> float:
@@ -48,7 +46,8 @@ def run_template(control: socket.socket) -> None:
     """Fork and end workers until the service closes the socket."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the service ends its workers
-    os.nice(_NICENESS)
+    # Workers use the time that the service leaves: whatever they decode, small requests are answered first.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     Image.init()
     gc.collect()
     gc.freeze()  # a garbage collection in a worker would copy the shared pages

@@ -29,7 +29,7 @@ from qualms.settings import Settings
 from qualms.telemetry.metrics import ServiceMetrics
 from qualms.web.app import Application, create_app
 from qualms.web.lifecycle import connections
-from qualms.web.predict import REASONS, STATUSES, PredictHandler
+from qualms.web.predict import INLINE_FILE_BYTES, REASONS, STATUSES, PredictHandler
 from qualms.web.served_model import ServedModel
 from qualms.web.state import ServiceState
 
@@ -747,6 +747,7 @@ def test_a_request_is_not_started_while_the_client_does_not_read(bundle: Bundle,
         ("II*\0 damaged", "/predict", "image/tiff", 400),
         ("{", "/predict", "application/json", 400),
         ("too large", "/predict", "image/png", 413),
+        ("too large, parsed in the pool", "/predict", "image/jpeg", 413),
         ("text", "/predict", "image/png", 415),
         ("text", "/predict?x=1", "image/png", 422),
         ("small", "/predict?target_fpr=1e-9", "image/png", 422),
@@ -758,6 +759,7 @@ def test_requests_leave_no_reference_cycles(
 ) -> None:
     bodies = {"small": image, "large": large_image, "damaged": image[:45] + bytes(10) + image[55:], "overload": image}
     bodies["too large"] = encode(np.zeros((200, 200), np.uint8))
+    bodies["too large, parsed in the pool"] = encode(np.zeros((200, 200), np.uint8), "JPEG") + bytes(INLINE_FILE_BYTES)
     request = post(bodies.get(body, body.encode()), target=target, kind=kind)
 
     async def scene(host: Host) -> None:
