@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -242,11 +243,13 @@ def test_killed_workers_are_reported() -> None:
     async def scene(decoder: Decoder) -> None:
         data = encode(np.zeros((1500, 1500, 3), np.uint8), "WEBP", lossless=True, quality=0)
         await decode(decoder, decoder.plan([encode(noise(9, 9), "GIF")], SPEC))
-        with pytest.raises(Expired):
-            await decode(decoder, decoder.plan([data], SPEC), seconds=0.004)
-        while not killed:
-            await asyncio.sleep(0.001)
-        assert killed == ["deadline"]
+        for _ in range(100):  # on a busy machine the deadline may pass before the worker has begun
+            with suppress(Expired):
+                await decode(decoder, decoder.plan([data], SPEC), seconds=0.01)
+            await asyncio.sleep(0.01)
+            if killed:
+                break
+        assert set(killed) == {"deadline"}
 
     play(scene, on_killed=killed.append)
 
