@@ -11,6 +11,7 @@ QualmsError
 ├── ExtraMissingError      a command needs an optional dependency that is not installed
 ├── SettingsError          a setting is unknown or has an invalid value            (qualms.settings)
 ├── DeviceError            the requested device cannot be used                     (qualms.inference.engine)
+├── NoWorkerError          no process can be started that decodes an image         (qualms.images.worker_pool)
 ├── ListenError            the server cannot listen on the address                 (qualms.http1.listener)
 ├── ScoreLogError          the file of scores cannot be written                    (qualms.telemetry.score_log)
 ├── BenchError             a benchmark cannot run with the given options           (qualms.bench.processes)

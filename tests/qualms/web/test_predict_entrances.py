@@ -22,6 +22,7 @@ from qualms.bundle.file import Bundle
 from qualms.http1.connection import Connection
 from qualms.http1.connections import Connections
 from qualms.http1.messages import REASONS as PROTOCOL_REASONS
+from qualms.images.worker_pool import NoWorkerError, WorkerPool
 from qualms.inference.batcher import SHORT_SECONDS
 from qualms.inference.cost import CostCurve
 from qualms.inference.decoding import Decoder, Limits
@@ -507,6 +508,22 @@ def test_a_decoder_that_was_closed_fails_the_request_alone(
         assert admission.predicted_wait(1) == admission.cost(1)
 
     play(bundle, scene)
+
+
+def test_without_worker_processes_the_reply_is_503(
+    play_both: Play, encode: Encode, draw_images: Draw, image: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: WorkerPool) -> None:
+        raise NoWorkerError("No process can be started.")
+
+    monkeypatch.setattr(WorkerPool, "_fork", refuse)
+
+    async def scene(host: Host) -> None:
+        assert (await host.reply(post(encode(draw_images(71, 1)[0], "TIFF")))).startswith(b"HTTP/1.1 503 ")
+        assert host.count("qualms_rejected_total", reason="no_worker") == 1
+        assert (await host.reply(post(image))).startswith(b"HTTP/1.1 200 ")
+
+    play_both(scene)
 
 
 # Failures
