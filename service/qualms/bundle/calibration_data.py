@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from qualms.bundle.arrays import Float32Array, Int32Array, UInt64Array
-from qualms.bundle.parts import ListOf, ManifestPart, Sha256, is_ascending, is_empty, is_none
+from qualms.bundle.arrays import Float32Array, Int32Array, UInt64Array, is_ascending
+from qualms.bundle.parts import ListOf, ManifestPart, Sha256, is_empty, is_none
 from qualms.errors import EncodingError
 from qualms.images.encodings import parse_encodings
 

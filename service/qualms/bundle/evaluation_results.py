@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from qualms.bundle.parts import ListOf, ManifestPart, is_empty
+from qualms.bundle.parts import ListOf, ManifestPart, is_empty, is_none
 
 
 class OodResult(ManifestPart):
@@ -95,6 +95,45 @@ class SetResult(ManifestPart):
     n: int
 
 
+class ServedOodResult(ManifestPart):
+    """Decisions on one OOD set at the default operating point."""
+
+    data: str
+    n: int
+    flagged: int
+    accepted: int | None
+    """number of predictions that are accepted; None if the calibration set cannot support the target risk"""
+    softmax_accepted: int | None
+    """the same by the softmax of the base (`ServedTrust.softmax_accepted`); None if the meta-model predicts"""
+
+
+class ServedTrust(ManifestPart):
+    """Accepted predictions for test images at the default operating point, and those that the softmax of the base can accept."""
+
+    target_risk: float
+    accepted: int
+    wrong: int
+    """number of wrong predictions among the accepted ones"""
+    softmax_accepted: int | None
+    """the largest number of predictions that a threshold on the largest softmax probability of the base accepts with at most the
+    same measured error rate, chosen with the labels of the test set; None if the meta-model predicts"""
+    softmax_wrong: int | None
+
+
+class ServedResult(ManifestPart):
+    """Decisions at the default operating point, the one that is served."""
+
+    score: str
+    """the flag score"""
+    target_fpr: float
+    n: int
+    flagged: int
+    """number of flagged test images"""
+    trust: ServedTrust | None
+    """None if the calibration set cannot support the default target risk"""
+    ood: ListOf[ServedOodResult]
+
+
 class Evaluation(ManifestPart):
     """Results on test data that were not used for any choice."""
 
@@ -109,6 +148,8 @@ class Evaluation(ManifestPart):
     """accuracy of the served predictions"""
     identical_predictions: bool | None
     """whether the graph predicts the same classes as the base model; None if the meta-model predicts"""
+    compared: int | None = Field(None, exclude_if=is_none)
+    """number of test images on which the predictions were compared; None for all"""
     ood: ListOf[OodResult]
     misclassification: ListOf[ErrorResult]
     realised: ListOf[GuaranteeResult]
@@ -116,3 +157,5 @@ class Evaluation(ManifestPart):
     encodings: ListOf[EncodingResult] = Field([], exclude_if=is_empty)
     classes: ListOf[ClassResult] = Field([], exclude_if=is_empty)
     sets: ListOf[SetResult] = Field([], exclude_if=is_empty)
+    served: ServedResult | None = Field(None, exclude_if=is_none)
+    """None if the calibration set cannot support the default false-alarm rate, and in earlier bundles"""

@@ -4,8 +4,6 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from qualms.bundle.arrays import Float32Values
-
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -50,8 +48,3 @@ def is_none(value: object) -> bool:
 def is_empty(values: list[Any] | dict[str, Any]) -> bool:
     """As `is_none`, for lists and objects."""
     return not values
-
-
-def is_ascending(values: Float32Values) -> bool:
-    """Whether values (N,) are sorted."""
-    return bool((values[1:] >= values[:-1]).all())

@@ -1,6 +1,7 @@
 """Operating points: the parameters that select thresholds."""
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from qualms.bundle.parts import Guarantee
 
@@ -18,3 +19,13 @@ class OperatingPoint:
 
 
 DEFAULT_OPERATING_POINT = OperatingPoint()
+
+
+class Selection(TypedDict, total=False):
+    """The fields of an OperatingPoint, as keyword arguments of `Model.predict` and `Client.predict`."""
+
+    score: str
+    target_fpr: float
+    guarantee: Guarantee
+    target_risk: float
+    coverage: float

@@ -1,192 +1,25 @@
-"""The result for one image: the only definition of its fields.
+"""From outputs of the graph and verdicts to the fields of `qualms.replies.Result`, for many images at once."""
 
-The JSON schema, the OpenAPI document, the service's replies and the objects that `qualms.open_model` returns all derive from
-`Result`. To add a field, declare it here: with `Output(name)` if it is an output of the graph, else with its value in
-`ResultBuilder.columns`. An output that not every bundle has belongs in `Explanation`.
-"""
-
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import repeat
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from qualms.bundle.manifest import Manifest
-from qualms.bundle.parts import Fraction, Guarantee
 from qualms.bundle.runtime import Outputs
 from qualms.decisions.by_class import ClassFlags
 from qualms.decisions.prediction_sets import EMPTY, SetPoint
 from qualms.decisions.verdicts import Rule, Verdicts
 from qualms.errors import BundleError, ExplanationError, ParameterError
+from qualms.replies import TOP_ENTRIES, AlphaDetail, Output, ReplyPart, Result
 
 ResultRow: TypeAlias = tuple[Any, ...]
 """the values of one result in the order of its fields, without nesting"""
-AlphaDetail: TypeAlias = Literal["top10", "all", "none"]
-"""how much of α a result contains: the ten largest entries, all K entries, or none"""
-TOP_ENTRIES = 10
 ALL_UP_TO_CLASSES = 100
 """replies of models with more classes have the largest entries of α by default: 1000 entries are most of a reply"""
-
-
-@dataclass(frozen=True)
-class Output:
-    """Marks a field whose value is a row of this graph output."""
-
-    name: str
-
-
-Probability = Annotated[float, Field(ge=0, le=1)]
-NotNegative = Annotated[float, Field(ge=0)]
-
-
-class ReplyPart(BaseModel):
-    """Base of all parts of a reply: unknown fields are errors."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class Prediction(ReplyPart):
-    """The predicted class."""
-
-    index: Annotated[int, Field(ge=0)]
-    label: str
-    probability: Probability
-
-
-Alpha = Annotated[list[NotNegative], BeforeValidator(list)]
-
-
-class ClassAlpha(ReplyPart):
-    """The entry of α that belongs to one class."""
-
-    index: Annotated[int, Field(ge=0)]
-    label: str
-    alpha: NotNegative
-
-
-TopAlpha = Annotated[list[ClassAlpha], Field(min_length=1, max_length=TOP_ENTRIES)]
-
-
-class Dirichlet(ReplyPart):
-    """Dir(α) over class probabilities. Labels determine only its mean α/α₀; the size of the precision α₀ is a convention."""
-
-    alpha: Annotated[Alpha | None, Output("alpha")] = None
-    """all K entries; left out unless all are returned"""
-    top: TopAlpha | None = None
-    """the largest entries, in descending order; left out unless only these are returned"""
-    precision: Annotated[NotNegative, Output("precision")]
-    """the sum of all K entries"""
-
-
-class Total(ReplyPart):
-    """Total uncertainty."""
-
-    entropy: Annotated[float, Output("entropy")]
-    max_probability: Annotated[Probability, Output("max_probability")]
-
-
-class Epistemic(ReplyPart):
-    """Uncertainty due to a lack of similar training data."""
-
-    mutual_information: Annotated[float, Output("mutual_information")]
-    differential_entropy: Annotated[float, Output("differential_entropy")]
-    precision: Annotated[NotNegative, Output("precision")]
-
-
-class Uncertainty(ReplyPart):
-    """All uncertainties; entropies are in nats."""
-
-    total: Total
-    epistemic: Epistemic
-    aleatoric: Annotated[float, Output("expected_entropy")]
-
-
-class ThresholdGroup(ReplyPart):
-    """The calibration images that the threshold of a predicted class comes from."""
-
-    classes: list[str]
-    """labels of the predicted classes that share the threshold; several if they have too few calibration images"""
-    n: Annotated[int, Field(ge=1)]
-    """number of calibration images predicted as one of them"""
-
-
-class Ood(ReplyPart):
-    """Whether the image is unlike the training data, and the guarantee for the flag."""
-
-    flag: bool
-    score: str
-    value: float
-    threshold: float
-    p_value: Annotated[float, Field(gt=0, le=1)]
-    target_fpr: Fraction
-    guarantee: Guarantee
-    guarantee_text: str
-    """the guarantee in words, with the images that it is for"""
-    group: ThresholdGroup | None = None
-    """left out unless the guarantee is by-class"""
-
-
-class Trust(ReplyPart):
-    """Whether the prediction can be relied on at the target risk; `accept` is null if that cannot be guaranteed.
-
-    A prediction is accepted only if the image is not flagged and the trust score's uncertainty is at or below the threshold.
-    """
-
-    accept: bool | None
-    score: str
-    value: float
-    threshold: float | None
-    target_risk: Fraction
-    refusal: str | None = None
-    """left out if there is a verdict"""
-
-
-class PredictionSet(ReplyPart):
-    """Classes among which the true class is with a probability of at least `coverage`, for in-distribution images."""
-
-    labels: list[str]
-    """most probable first; may be empty"""
-    coverage: Fraction
-    method: Literal["lac", "raps"]
-    note: str | None
-    """why the set is empty"""
-
-
-class MetaDirichlet(ReplyPart):
-    """The Dirichlet distribution that the meta-model alone predicts."""
-
-    alpha: Annotated[Alpha | None, Output("meta_alpha")] = None
-    """as in `Dirichlet`"""
-    top: TopAlpha | None = None
-    """as in `Dirichlet`"""
-    precision: NotNegative | None = None
-    """the sum of all K entries; left out if `alpha` is returned"""
-    mutual_information: Annotated[float, Output("meta_mutual_information")]
-
-
-class Explanation(ReplyPart):
-    """The terms whose sum is the score `fused`, and the meta-model's own distribution."""
-
-    flag_terms: dict[str, float]
-    meta: MetaDirichlet
-
-
-class Result(ReplyPart):
-    """The result for one image."""
-
-    prediction: Prediction
-    dirichlet: Dirichlet
-    uncertainty: Uncertainty
-    ood: Ood
-    trust: Trust
-    prediction_set: PredictionSet | None = None
-    """left out unless a coverage was requested"""
-    explanation: Explanation | None = None
-    """left out unless it was requested"""
 
 
 class ResultBuilder:
@@ -290,7 +123,11 @@ class ResultBuilder:
     def _explanation_columns(self, outputs: Outputs, detail: AlphaDetail) -> dict[str, Iterable[Any]]:
         names, alpha = self._manifest.flag_terms, outputs["meta_alpha"]
         columns: dict[str, Iterable[Any]] = {
-            "explanation.flag_terms": [dict(zip(names, terms, strict=True)) for terms in outputs["fused_terms"]]
+            "explanation.flag_terms": [dict(zip(names, terms, strict=True)) for terms in outputs["fused_terms"]],
+            "explanation.scores": [
+                dict(zip(self._manifest.scores, values, strict=True))
+                for values in zip(*(outputs[name] for name in self._manifest.scores), strict=True)
+            ],
         }
         if detail != "all":
             columns["explanation.meta.precision"] = alpha.sum(axis=-1)
@@ -316,6 +153,23 @@ class ResultBuilder:
         """A function that nests a row as `Result` does, for JSON."""
         return _layout(_left_out(rule, explain, self.alpha_detail(alpha)))[1]
 
+    def fields(self, rule: Rule, *, explain: bool = False, alpha: AlphaDetail | None = None) -> list[str]:
+        """The path of the field of each value of a row, such as ood.p_value."""
+        return _layout(_left_out(rule, explain, self.alpha_detail(alpha)))[2]
+
+
+def field_types() -> list[tuple[str, Any]]:
+    """Path and type of every field of `Result` that has no fields of its own, in their order."""
+
+    def walk(part: type[ReplyPart], prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, field in part.model_fields.items():
+            if inner := _reply_part(field.annotation):
+                yield from walk(inner, f"{prefix}{name}.")
+            else:
+                yield prefix + name, field.annotation
+
+    return list(walk(Result, ""))
+
 
 _OPTIONAL = ("trust.refusal", "ood.group", "prediction_set", "explanation")
 """fields that some results do not have"""
@@ -333,12 +187,13 @@ def _left_out(rule: Rule, explain: bool, alpha: AlphaDetail) -> frozenset[str]:
 
 
 @cache
-def _layout(left_out: frozenset[str]) -> tuple[list[str], Callable[[ResultRow], dict[str, Any]]]:
-    """The columns of a row, which are names of graph outputs or paths of fields; and a function that nests a row.
+def _layout(left_out: frozenset[str]) -> tuple[list[str], Callable[[ResultRow], dict[str, Any]], list[str]]:
+    """The columns of a row, which are names of graph outputs or paths of fields; a function that nests a row; its fields.
 
     The function is compiled from `Result`, as a dataclass's methods are: that is four times as fast as nesting by loops.
     """
     columns: list[str] = []
+    fields: list[str] = []
 
     def source(part: type[ReplyPart], prefix: str) -> str:
         items = []
@@ -351,10 +206,11 @@ def _layout(left_out: frozenset[str]) -> tuple[list[str], Callable[[ResultRow], 
             else:
                 items.append(f"{name!r}: row[{len(columns)}]")
                 columns.append(next((note.name for note in field.metadata if isinstance(note, Output)), path))
+                fields.append(path)
         return f"{{{', '.join(items)}}}"
 
     nested = eval(f"lambda row: {source(Result, '')}")  # only names of fields
-    return columns, nested
+    return columns, nested, fields
 
 
 def _reply_part(annotation: Any) -> type[ReplyPart] | None:

@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import Final, Self
 
 import orjson
-from pydantic import BaseModel
 from starlette.types import Send
 
 from qualms.errors import ExplanationError, ImageError, OperatingPointError
 from qualms.http1.messages import CLOSE, Refusal, Reply
+from qualms.replies import ProblemReply
 
 MEDIA_TYPE: Final = "application/problem+json"
 
@@ -50,19 +50,6 @@ _OTHER_KINDS = (Kind.NOT_FOUND, Kind.WRONG_METHOD, Kind.URL_TOO_LONG, Kind.HEAD_
 """problems of other routes, and of requests that reach no route"""
 PREDICT_KINDS = tuple(kind for kind in Kind if kind not in _OTHER_KINDS)
 """the problems that POST /predict may answer with"""
-
-
-class ProblemReply(BaseModel):
-    """RFC 9457 problem details."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    instance: str | None = None
-    request_id: str | None = None
-    field: str | None = None
-    accepted: str | None = None
 
 
 class Problem(Exception):  # noqa: N818  # RFC 9457's term

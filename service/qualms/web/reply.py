@@ -1,4 +1,7 @@
-"""The bodies of replies: their schemas, and the writer of `POST /predict`."""
+"""The query of `POST /predict`, the writer of its replies, and the schemas of all other replies.
+
+`qualms.replies` has the schema of its reply.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,10 +14,11 @@ from pydantic import BaseModel, Field
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import AlphaKind, Predictor
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
-from qualms.decisions.results import AlphaDetail, ReplyPart, Result, ResultBuilder, ResultRow
+from qualms.decisions.results import ResultBuilder, ResultRow
 from qualms.decisions.verdicts import Decider, Verdicts, decide
 from qualms.images.observed import ObservedEncoding
 from qualms.inference.batch import Answer, Batch
+from qualms.replies import AlphaDetail, ModelId, ReplyPart, RequestLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +32,6 @@ class Query:
 
 
 DEFAULT_QUERY = Query()
-
-
-class ModelId(ReplyPart):
-    """The model that answered."""
-
-    name: str
-    version: str
-    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
-class PredictReply(ReplyPart):
-    """A reply to /predict: one result per image, in the order they were sent."""
-
-    model: ModelId
-    request_id: str
-    results: Annotated[list[Result], Field(min_length=1)]
 
 
 class PredictRequest(ReplyPart):
@@ -78,9 +66,10 @@ class ModelSummary(BaseModel):
 
 
 class ModelList(ReplyPart):
-    """The models being served."""
+    """The models being served, and the limits on requests to any of them."""
 
     models: list[ModelSummary]
+    limits: RequestLimits
 
 
 class ModelReply(ModelSummary):

@@ -13,9 +13,10 @@ from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import GraphRunner, Outputs
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.decisions.prediction_sets import EMPTY
-from qualms.decisions.results import ALL_UP_TO_CLASSES, AlphaDetail, Result, ResultBuilder, ResultRow
+from qualms.decisions.results import ALL_UP_TO_CLASSES, ResultBuilder, ResultRow
 from qualms.decisions.verdicts import Decider, Rule, Verdicts, decide
 from qualms.errors import BundleError, ExplanationError, ParameterError
+from qualms.replies import AlphaDetail, Result
 
 N = 4
 Draw = Callable[[int, int], NDArray[np.uint8]]
@@ -63,7 +64,7 @@ def paths_of(document: dict[str, Any], prefix: str = "") -> list[str]:
     """The paths of all values of a nested dict, in their order."""
     paths = []
     for name, value in document.items():
-        is_part = isinstance(value, dict) and name != "flag_terms"
+        is_part = isinstance(value, dict) and name not in ("flag_terms", "scores")
         paths += paths_of(value, f"{prefix}{name}.") if is_part else [prefix + name]
     return paths
 

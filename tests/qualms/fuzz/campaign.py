@@ -28,7 +28,7 @@ from tests.qualms.fuzz.judge import Judge, Verdict
 from tests.qualms.fuzz.report import Results, to_markdown
 from tests.qualms.fuzz.service import HOST, Service, running_service
 
-from qualms.web.reply import PredictReply
+from qualms.replies import PredictReply
 
 CONNECTIONS = 8
 CASE_SECONDS = 4.0

@@ -22,8 +22,8 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from tests.qualms.fuzz.body_cases import MAKERS, MAX_BODY_BYTES, MAX_PIXELS
 
-from qualms.web.problems import MEDIA_TYPE, ProblemReply
-from qualms.web.reply import PredictReply
+from qualms.replies import PredictReply, ProblemReply
+from qualms.web.problems import MEDIA_TYPE
 
 CASES = int(os.environ.get("FUZZ_CASES", "400"))
 GROWTH = 32 * 2**20

@@ -14,7 +14,8 @@ from qualms.bundle.runtime import GraphRunner
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.decisions.verdicts import Decider, decide
 from qualms.inference.batch import Answer, Batch
-from qualms.web.reply import DEFAULT_QUERY, PredictReply, Query, ReplyWriter
+from qualms.replies import PredictReply
+from qualms.web.reply import DEFAULT_QUERY, Query, ReplyWriter
 
 ROWS = 6
 
