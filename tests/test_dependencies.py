@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PYPROJECT = ROOT / "pyproject.toml"
 OURS = {"qualms", "qualms_training", "tests", "docker"}
-SERVICE = ("cpu",)
+SERVICE = ("cpu", "parquet")
 TRAINING = (*SERVICE, "train", "transfer")
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(\[[\w,-]+\])?(?P<versions>[^;]*)")
 """a requirement such as `uvicorn[standard]>=0.53,<1; python_version >= '3.11'`"""
@@ -44,9 +44,12 @@ def normalise(name: str) -> str:
 
 def listed(extras: tuple[str, ...]) -> set[str]:
     """The distributions that are installed with these extras."""
-    entries = list(project()["dependencies"])
-    for extra in extras:
+    entries, rest = list(project()["dependencies"]), list(extras)
+    for extra in rest:
         entries += project()["optional-dependencies"][extra]
+        rest += [
+            match[1] for entry in entries if (match := re.fullmatch(r"qualms\[(\w+)\]", entry)) and match[1] not in rest
+        ]
     return {split(entry)[0] for entry in entries}
 
 

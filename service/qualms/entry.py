@@ -13,8 +13,13 @@ from contextlib import contextmanager
 
 from qualms.errors import ExtraMissingError, QualmsError
 
+_SERVICE = "fastapi fastapi_offline httptools numpy orjson PIL prometheus_client pydantic_settings pyspng python_multipart rich "
+_SERVICE += "simplejpeg starlette typer uvicorn uvloop"
+
 EXTRAS = {
+    **dict.fromkeys(_SERVICE.split(), "cpu"),
     "onnxruntime": "cpu",
+    "pyarrow": "parquet",
     "torch": "train",
     "torchvision": "train",
     "onnx": "train",
@@ -24,6 +29,7 @@ EXTRAS = {
     "matplotlib": "train",
     "mpmath": "train",
     "filelock": "train",
+    "safetensors": "train",
 }
 """the extra that installs each optional module"""
 
@@ -40,8 +46,8 @@ def main() -> None:
         if settings is not None:
             _serve(settings)
             return
-    from qualms.cli import main as run  # noqa: PLC0415  # takes tenths of a second
-
+    with reported_errors():
+        from qualms.cli import main as run  # noqa: PLC0415  # takes tenths of a second
     run()
 
 
@@ -74,7 +80,7 @@ def reported_errors() -> Iterator[None]:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS:
             raise
-        _fail(ExtraMissingError(f"This command needs {module}: run pip install 'qualms[{EXTRAS[module]}]'."))
+        _fail(ExtraMissingError(missing_extra("This command", module)))
     except QualmsError as error:
         _fail(error)
     except (KeyboardInterrupt, SystemExit) as error:
@@ -82,6 +88,11 @@ def reported_errors() -> Iterator[None]:
             raise
         print("qualms: interrupted; run the same command again to continue.", file=sys.stderr)
         sys.exit(_INTERRUPTED)
+
+
+def missing_extra(thing: str, module: str) -> str:
+    """One sentence: what needs this module, and how to install it."""
+    return f"{thing} needs {module}: run pip install 'qualms[{EXTRAS[module]}]'."
 
 
 def _serve(settings: dict[str, str]) -> None:

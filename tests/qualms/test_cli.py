@@ -244,17 +244,26 @@ def test_an_extra_missing_while_commands_are_registered_is_reported(
 
 def test_every_package_of_the_extras_is_in_the_table() -> None:
     """An optional package that is not in the table would cause a traceback if it is not installed."""
+
+    def normalised(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", name).lower()
+
     modules: dict[str, set[str]] = {}
     for module, distributions in importlib.metadata.packages_distributions().items():
         for distribution in distributions:
-            modules.setdefault(distribution.lower(), set()).add(module)
+            modules.setdefault(normalised(distribution), set()).add(module)
     requirements = importlib.metadata.requires("qualms") or []
-    for extra in ("cpu", "train"):
-        names = [
-            re.split(r"[^\w.-]", line)[0].lower()
+    packages = {
+        extra: {
+            normalised(re.split(r"[^\w.-]", line)[0])
             for line in requirements
             if re.search(rf"extra == ['\"]{extra}['\"]", line)
-        ]
-        assert names
-        for name in names:
-            assert any(entry.EXTRAS.get(module) == extra for module in modules[name]), name
+        }
+        for extra in ("service", "cpu", "train", "parquet")
+    }
+    assert all(packages.values())
+    # The extras with a runtime or training include the service's packages; without these, `cpu` is the extra to install.
+    for extra, names in packages.items():
+        for name in names - (packages["service"] if extra != "service" else set()):
+            advice = "cpu" if extra == "service" else extra
+            assert any(entry.EXTRAS.get(module) == advice for module in modules[name]), name
