@@ -1,8 +1,9 @@
 """A bundle opened in this process: images in, results out, without a server."""
 
+from collections.abc import Sequence
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TypeAlias, TypedDict, Unpack, overload
+from typing import TypeAlias, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,28 +12,18 @@ from PIL.Image import Image
 
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import Bundle, open_bundle
-from qualms.bundle.parts import Guarantee
 from qualms.bundle.runtime import GraphRunner, check_golden
-from qualms.decisions.operating_point import OperatingPoint
-from qualms.decisions.results import AlphaDetail, Result, ResultBuilder
-from qualms.decisions.verdicts import Decider, decide
+from qualms.decisions.operating_point import OperatingPoint, Selection
+from qualms.decisions.results import ResultBuilder, ResultRow
+from qualms.decisions.verdicts import Decider, Rule, decide
 from qualms.errors import ImageError, first_line
 from qualms.images.observed import observe, relative_size
 from qualms.images.preprocess import conform, preprocess, preprocess_array
+from qualms.replies import AlphaDetail, Result
 
 ImageLike: TypeAlias = str | PathLike[str] | bytes | NDArray[np.uint8] | Image
 """the path of an image file, its bytes, uint8 pixels of shape (H, W) or (H, W, C), or a PIL image"""
 Images: TypeAlias = list[ImageLike] | tuple[ImageLike, ...]
-
-
-class Selection(TypedDict, total=False):
-    """The fields of an OperatingPoint, as keyword arguments."""
-
-    score: str
-    target_fpr: float
-    guarantee: Guarantee
-    target_risk: float
-    coverage: float
 
 
 def open_model(model: str | PathLike[str] | None = None, *, threads: int = 0) -> "Model":
@@ -102,15 +93,39 @@ class Model:
 
     def _results(self, images: Images, point: OperatingPoint, explain: bool, alpha: AlphaDetail) -> list[Result]:
         inputs = self._inputs(images)
-        outputs = self._runner(np.stack([pixels for pixels, _ in inputs]))
-        sizes = [size for _, size in inputs]
-        results: dict[str, list[Result]] = {}
+        pixels, sizes = np.stack([pixels for pixels, _ in inputs]), [size for _, size in inputs]
+        return [
+            Result.model_validate(self._builder.nested(rule, explain=explain, alpha=alpha)(row))
+            for rule, row in self.rows(pixels, sizes, point, explain=explain, alpha=alpha)
+        ]
+
+    def rows(
+        self,
+        pixels: NDArray[np.uint8],
+        sizes: Sequence[str],
+        point: OperatingPoint,
+        *,
+        explain: bool = False,
+        alpha: AlphaDetail = "all",
+    ) -> list[tuple[Rule, ResultRow]]:
+        """The rule and the values of each result, for images (N, H, W, C) whose size was relative to the input as in `sizes`.
+
+        `fields` gives the field of each value.
+        """
+        outputs = self._runner(pixels)
+        by_size: dict[str, tuple[Rule, list[ResultRow]]] = {}
         for size in set(sizes):
             rule = self._decider.rule(point, size)
-            nested = self._builder.nested(rule, explain=explain, alpha=alpha)
-            rows = self._builder.rows(outputs, rule, decide(rule, outputs), explain=explain, alpha=alpha)
-            results[size] = [Result.model_validate(nested(row)) for row in rows]
-        return [results[size][row] for row, size in enumerate(sizes)]
+            by_size[size] = rule, self._builder.rows(outputs, rule, decide(rule, outputs), explain=explain, alpha=alpha)
+        return [(by_size[size][0], by_size[size][1][row]) for row, size in enumerate(sizes)]
+
+    def rule(self, point: OperatingPoint) -> Rule:
+        """The rule of an operating point for images of any size; OperatingPointError if it is not supported."""
+        return self._decider.rule(point)
+
+    def fields(self, rule: Rule, *, explain: bool = False, alpha: AlphaDetail = "all") -> list[str]:
+        """The path of the field of each value that `rows` returns."""
+        return self._builder.fields(rule, explain=explain, alpha=alpha)
 
     def _inputs(self, images: Images) -> list[tuple[NDArray[np.uint8], str]]:
         """Every image as the model's input, and its size relative to it."""
