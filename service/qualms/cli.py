@@ -16,10 +16,11 @@ from typer.core import TyperCommand
 from qualms.bench.cli import bench
 from qualms.demo.cli import app as demo
 from qualms.entry import reported_errors
+from qualms.score.cli import score
 
 app = typer.Typer(
     name="qualms",
-    help="Calibrated uncertainty for image classifiers: train, inspect, serve, benchmark.",
+    help="Calibrated uncertainty for image classifiers: train, inspect, serve, score, benchmark.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -94,6 +95,7 @@ def serve(
 
 
 app.command()(bench)
+app.command()(score)
 
 
 def main() -> None:

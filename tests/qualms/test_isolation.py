@@ -14,6 +14,8 @@ import qualms_training
 FORBIDDEN = {"torch", "torchvision", "sklearn", "scipy", "onnx", "qualms_training"}
 SHARED = {"bundle", "decisions", "errors", "files", "images"}
 """the packages and modules of qualms that training may import"""
+SCORING = {"bundle", "decisions", "errors", "files", "images", "inference.cpu", "model", "replies", "score"}
+"""the packages and modules of qualms that `qualms score` may import: it needs no server"""
 
 
 def imported(source: str) -> set[str]:
@@ -77,6 +79,13 @@ def test_training_imports_only_the_shared_packages_of_qualms() -> None:
         )
     }
     assert forbidden_imports == {}
+
+
+def test_scoring_imports_nothing_of_the_server() -> None:
+    files = [file for file in files_of(qualms) if file.parent.name == "score"]
+    assert len(files) > 10
+    imports = {name.removeprefix("qualms.") for file in files for name in names(file) if name.startswith("qualms.")}
+    assert {name for name in imports if not any(f"{name}.".startswith(f"{one}.") for one in SCORING)} == set()
 
 
 def test_importing_all_modules_of_qualms_loads_no_training_dependencies() -> None:

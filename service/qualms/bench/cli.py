@@ -9,6 +9,16 @@ Pictures = Literal["digits", "colour", "photo-224", "photo-640", "photo-12mp"]
 """as in qualms.bench.sample_images, which is not imported here, because it needs Pillow"""
 _COMPARISON = ("bundle", "seconds", "rounds", "concurrency", "profile", "instructions", "cores", "pid")
 """options that the overload and the attacks do not have"""
+_NOT_WHEN_SCORING = (
+    *_COMPARISON,
+    "startup",
+    "overload",
+    "attack",
+    "deadline",
+    "photos",
+    "photo_deadline",
+    "attack_seconds",
+)
 _NOT_AT_START = ("bundle", "concurrency", "profile", "instructions", "cores", "pid", "overload", "attack")
 
 
@@ -76,6 +86,12 @@ def bench(
             "given, at concurrency 1 and 16.",
         ),
     ] = False,
+    client: Annotated[
+        bool,
+        typer.Option(
+            "--client", help="Instead: compare the Python clients with wrk, in a loop and with 32 concurrent requests."
+        ),
+    ] = False,
     overload: Annotated[
         float | None,
         typer.Option(help="Instead: offer 3 times the capacity for this many seconds.", min=1.0, max=3600.0),
@@ -104,8 +120,25 @@ def bench(
         ),
     ] = None,
     attack_seconds: Annotated[float, typer.Option(help="With --attack: seconds per attack.", min=1.0, max=600.0)] = 8.0,
+    score: Annotated[
+        bool,
+        typer.Option(
+            "--score",
+            help="Instead: compare `qualms score` with a plain loop, on one and two cores; exit code 1 if a killed and "
+            "continued run differs from another.",
+        ),
+    ] = False,
+    files: Annotated[int, typer.Option(help="With --score: number of files.", min=1000, max=10_000_000)] = 10_000,
 ) -> None:
     """Compare the service with the machine's limit and a plain FastAPI server; without MODEL, for the default model."""
+    if score:
+        from qualms.bench.scoring import run_scoring
+
+        _refuse(context, "--score", *_NOT_WHEN_SCORING)
+        if not run_scoring(target, files=files, pictures=pictures).resumed_equal:
+            raise typer.Exit(1)
+        return
+    _require(context, "files", "--score")
     if startup:
         from qualms.bench.startup import run_startup
 
@@ -116,6 +149,12 @@ def bench(
             seconds=seconds,
             rounds=rounds,
         )
+        return
+    if client:
+        from qualms.bench.client_rates import run_client_rates
+
+        _refuse(context, "--client", *_NOT_AT_START)
+        run_client_rates(target, seconds=seconds, rounds=rounds, pictures=pictures)
         return
     if overload is not None:
         _refuse(context, "--overload", *_COMPARISON, "attack", "attack_seconds")

@@ -13,13 +13,14 @@ from fastapi import FastAPI, Request
 
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import Bundle, open_bundle
-from qualms.decisions.results import Result, ResultBuilder
+from qualms.decisions.results import ResultBuilder
 from qualms.decisions.verdicts import Decider, decide
 from qualms.images.preprocess import preprocess_with_pillow
 from qualms.inference.cpu import available_cores
 from qualms.inference.engine import Engine
+from qualms.replies import ModelId, PredictReply, Result
 from qualms.settings import Device, load_settings
-from qualms.web.reply import ModelId, PredictReply, Status
+from qualms.web.reply import Status
 
 
 def create_app(bundle: Bundle, device: Device = "cpu") -> FastAPI:

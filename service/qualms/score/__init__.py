@@ -1,0 +1,1 @@
+"""Scoring of many images without a server: `qualms score`."""

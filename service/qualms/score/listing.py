@@ -1,0 +1,146 @@
+"""From the arguments to the list of files: folders, globs, list files and archives, in a fixed order and with bounded memory."""
+
+import glob
+import heapq
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from qualms.score.archives import is_archive, members
+from qualms.score.items import Item, ScoreError, error_item, file_item
+
+IMAGE_ENDINGS = (*(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp"),)
+"""endings of the files that are scored in folders and archives, in capital letters, too"""
+LIST_ENDINGS = (".txt", ".lst")
+STANDARD_INPUT = "-"
+_SORTED_AT_ONCE = 50_000
+"""paths that are sorted in memory; longer lists are sorted in runs on disk"""
+
+
+class Listing:
+    """The files that the arguments name; `others` counts files in folders and archives that are not images."""
+
+    def __init__(self, arguments: Iterable[str], scratch: Path) -> None:
+        """`scratch` is a folder for temporary files."""
+        self._arguments = list(arguments)
+        self._scratch = scratch
+        self.others = 0
+
+    def __iter__(self) -> Iterator[Item]:
+        """The items in the order of the arguments; those of a folder or a glob are sorted by path."""
+        for argument in self._arguments:
+            if argument == STANDARD_INPUT:
+                yield from self._listed(sys.stdin.buffer)
+            elif argument.lower().endswith(LIST_ENDINGS) and not os.path.isdir(argument):  # noqa: PTH112
+                try:
+                    with Path(argument).open("rb") as lines:
+                        yield from self._listed(lines)
+                except OSError as error:
+                    raise ScoreError(f"The list {argument} cannot be read: {error.strerror}.") from None
+            elif os.path.lexists(argument):
+                yield from self._path(argument)
+            elif glob.has_magic(argument):
+                yield from self._glob(argument)
+            else:
+                raise ScoreError(
+                    f"There is no file or folder {argument!r}; accepted are image files, folders, globs in quotes, lists "
+                    f"({', '.join(LIST_ENDINGS)}, or - for standard input) and archives."
+                )
+
+    def _listed(self, lines: Iterable[bytes]) -> Iterator[Item]:
+        """The paths of a list, one a line."""
+        for line in lines:
+            if path := os.fsdecode(line.rstrip(b"\r\n")):
+                yield from self._path(path)
+
+    def _path(self, path: str) -> Iterator[Item]:
+        """A file whatever its ending, or all images of a folder or an archive."""
+        if os.path.isdir(path):  # noqa: PTH112
+            yield from self._folder(path)
+        elif is_archive(path):
+            yield from members(path, self._is_image)
+        else:
+            yield file_item(path)
+
+    def _glob(self, pattern: str) -> Iterator[Item]:
+        empty = True
+        for path in self._sorted(glob.iglob(pattern, recursive=True)):  # noqa: PTH207  # keeps the form of the pattern
+            # `**` matches folders and the files in them, so the files of folders are not taken twice.
+            if "**" not in pattern or not os.path.isdir(path):  # noqa: PTH112
+                empty = False
+                yield from self._path(path)
+        if empty:
+            raise ScoreError(f"No file matches {pattern!r}.")
+
+    def _folder(self, folder: str) -> Iterator[Item]:
+        errors: list[Item] = []
+        for path in self._sorted(self._walk(folder, errors)):
+            yield file_item(path)
+        yield from errors
+
+    def _walk(self, folder: str, errors: list[Item]) -> Iterator[str]:
+        """Images in a folder and in all folders below it, each folder once, whatever links there are."""
+        waiting, visited = [folder], set[tuple[int, int]]()
+        while waiting:
+            current = waiting.pop()
+            below = []
+            try:
+                status = os.stat(current)  # noqa: PTH116
+                if (status.st_dev, status.st_ino) in visited:
+                    continue
+                visited.add((status.st_dev, status.st_ino))
+                with os.scandir(current) as entries:
+                    for entry in entries:
+                        if entry.name.startswith("."):
+                            continue
+                        if entry.is_dir():
+                            below.append(entry.path)
+                        elif self._is_image(entry.name):
+                            yield entry.path
+            except OSError as error:
+                errors.append(error_item(current, f"The folder cannot be read: {error.strerror}."))
+            waiting += sorted(below, reverse=True)
+
+    def _is_image(self, name: str) -> bool:
+        """Whether a file in a folder or an archive is an image by its ending, and neither it nor its folder hidden."""
+        base = name.rpartition("/")[2]
+        if base.lower().endswith(IMAGE_ENDINGS) and not base.startswith("."):
+            return True
+        self.others += 1
+        return False
+
+    def _sorted(self, paths: Iterable[str]) -> Iterator[str]:
+        """The paths in ascending order of their bytes, with a fixed amount of memory."""
+        run: list[bytes] = []
+        with ExitStack() as stack:
+            runs: list[Iterable[bytes]] = []
+            for path in paths:
+                run.append(os.fsencode(path) + b"\0")
+                if len(run) >= _SORTED_AT_ONCE:
+                    runs.append(stack.enter_context(_stored(sorted(run), self._scratch)))
+                    run = []
+            for path_bytes in heapq.merge(sorted(run), *runs):
+                yield os.fsdecode(path_bytes[:-1])
+
+
+class _stored:  # noqa: N801  # a context manager that is used like a function
+    """Sorted paths in a temporary file, read again one by one; paths may contain line breaks, but no null bytes."""
+
+    def __init__(self, run: list[bytes], folder: Path) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # closed by __exit__
+        for path in run:
+            self._file.write(len(path).to_bytes(4, "little") + path)
+        self._file.seek(0)
+
+    def __enter__(self) -> Iterator[bytes]:
+        return self._read()
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _read(self) -> Iterator[bytes]:
+        while length := self._file.read(4):
+            yield self._file.read(int.from_bytes(length, "little"))
