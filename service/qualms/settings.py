@@ -111,6 +111,7 @@ class Settings(BaseSettings):
         None, description="File to which the scores of served images are appended, for qualms calibrate --from-log."
     )
     score_log_images: Count = Field(100_000, description="Maximum number of images in the score log.")
+    page: bool = Field(True, description="Whether there is a page at /, on which images can be tried.")
     log_level: Literal["debug", "info", "warning", "error", "critical"] = Field(
         "info", description="Minimum severity of log records."
     )
@@ -161,9 +162,16 @@ def variables() -> list[tuple[str, str]]:
     """Each variable with its default value, for example `QUALMS_PORT=8000`, and its description."""
     defaults = {name: field.default for name, field in Settings.model_fields.items() if field.default_factory is None}
     return [
-        (PREFIX + name.upper() + ("" if defaults.get(name) is None else f"={defaults[name]}"), field.description or "")
+        (PREFIX + name.upper() + _default_text(defaults.get(name)), field.description or "")
         for name, field in Settings.model_fields.items()
     ]
+
+
+def _default_text(default: object) -> str:
+    """`=` and the default value as one would write it in a variable; nothing if there is none."""
+    if default is None:
+        return ""
+    return f"={str(default).lower() if isinstance(default, bool) else default}"
 
 
 def _describe(error: ValidationError, given: dict[str, Any]) -> str:

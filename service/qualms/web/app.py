@@ -25,19 +25,22 @@ from qualms.inference.cpu import available_cores, lower_priority
 from qualms.inference.decoding import Decoder, Limits
 from qualms.inference.engine import Engine
 from qualms.inference.memory import available_memory, return_free_memory
+from qualms.replies import RequestLimits
 from qualms.settings import Settings
 from qualms.telemetry.logs import Throttle, access, dropped
 from qualms.telemetry.metrics import ServiceMetrics
 from qualms.telemetry.score_log import ScoreLog
+from qualms.web.calibration import add_calibration
 from qualms.web.openapi import describe
+from qualms.web.page.routes import add_page
 from qualms.web.parameters import parse_request_id
-from qualms.web.predict import PATH as PREDICT_PATH
 from qualms.web.predict import REASONS, STATUSES, PredictHandler
 from qualms.web.problems import Problem, from_error, send_reply
 from qualms.web.refusals import Refusals
 from qualms.web.routes import add_routes, route_name
 from qualms.web.served_model import ServedModel
 from qualms.web.state import ServiceState
+from qualms.web.status import add_status
 
 _LOG_SECONDS = 1.0
 """killed workers are logged together"""
@@ -87,7 +90,12 @@ def create_app(
         await asyncio.to_thread(app.close)
 
     app = Application(title="Qualms", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
-    add_routes(app, state, registry)
+    published = RequestLimits.model_validate({name: getattr(settings, name) for name in RequestLimits.model_fields})
+    add_routes(app, state, registry, published)
+    add_status(app, state)
+    add_calibration(app, state)
+    if settings.page:
+        add_page(app)
     describe(app)
     predict = PredictHandler(settings, state, metrics, pool, decoder)
 
@@ -192,7 +200,7 @@ class _Edge:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif scope["path"] == PREDICT_PATH and scope["method"] == "POST":
+        elif scope["method"] == "POST" and self._predict.answers(scope["path"]):
             await self._predict(scope, receive, send)
         else:
             await self._other(scope, receive, send)
@@ -212,7 +220,7 @@ class _Edge:
             await send(message)
 
         problem = None
-        if scope["path"] == PREDICT_PATH:
+        if self._predict.answers(scope["path"]):
             problem = Problem.wrong_method(scope["method"], "POST")
         else:
             try:
@@ -225,7 +233,7 @@ class _Edge:
             await send_reply(send, problem.reply(request_id))
         route, seconds = route_name(scope["path"]), time.monotonic() - started
         self._metrics.answered(route, code, seconds)
-        if route not in ("health", "metrics"):  # probes and scrapes would fill the log
+        if route not in ("health", "metrics", "status"):  # probes, scrapes and the page's polling would fill the log
             access(
                 _log, request_id=request_id, method=scope["method"], route=route, status=code, duration_ms=1e3 * seconds
             )

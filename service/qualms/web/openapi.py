@@ -12,11 +12,12 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
+from qualms.replies import PredictReply, ProblemReply
 from qualms.web.bodies.parsing import JSON, MULTIPART, RAW_IMAGE_TYPES
 from qualms.web.parameters import HEADERS, QUERY_PARAMETERS
 from qualms.web.predict import PATH as PREDICT_PATH
-from qualms.web.problems import MEDIA_TYPE, PREDICT_KINDS, Kind, ProblemReply
-from qualms.web.reply import PredictReply, PredictRequest
+from qualms.web.problems import MEDIA_TYPE, PREDICT_KINDS, Kind
+from qualms.web.reply import PredictRequest
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
@@ -62,6 +63,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
         schemas.pop(name, None)
     schemas.update(definitions["$defs"])
     document["paths"][PREDICT_PATH] = {"post": _predict()}
+    document["paths"][f"/models/{{name}}{PREDICT_PATH}"] = {"post": _predict_by_name()}
     return document
 
 
@@ -104,6 +106,19 @@ def _predict() -> dict[str, Any]:
         "parameters": parameters,
         "requestBody": body,
         "responses": {"200": good, **problems},
+    }
+
+
+def _predict_by_name() -> dict[str, Any]:
+    """`POST /predict` with the name of the model in the path."""
+    predict = _predict()
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}, "description": "The model."}
+    return {
+        **predict,
+        "summary": "The same for the model of this name.",
+        "operationId": "predict_by_name",
+        "parameters": [name, *predict["parameters"]],
+        "responses": {**predict["responses"], "404": problem_response("No such model.")},
     }
 
 

@@ -18,7 +18,8 @@ from urllib.parse import parse_qsl
 
 from qualms.bundle.parts import Guarantee
 from qualms.decisions.operating_point import OperatingPoint
-from qualms.decisions.results import ALL_UP_TO_CLASSES, AlphaDetail
+from qualms.decisions.results import ALL_UP_TO_CLASSES
+from qualms.replies import AlphaDetail
 from qualms.web.problems import Kind, Problem, quoted
 from qualms.web.reply import DEFAULT_QUERY, Query
 

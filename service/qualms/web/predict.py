@@ -75,6 +75,15 @@ class PredictHandler:
         self._metrics = metrics
         self._refusals = Throttle(_LOG_SECONDS)
 
+    def answers(self, path: str) -> bool:
+        """Whether predictions are sent to this path: `/predict`, or `/models/{name}/predict` of the served model."""
+        if path == PATH:
+            return True
+        if not (path.startswith("/models/") and path.endswith(PATH)):
+            return False
+        model = self.state.model  # None while it is loading, when every prediction is answered with 503
+        return model is None or path == f"/models/{model.bundle.manifest.name}{PATH}"
+
     def direct(self, exchange: Exchange) -> bool:
         """Start to answer a request; False if it is not a prediction."""
         head = exchange.head

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
 from qualms.bundle.manifest import Manifest
+from qualms.replies import RequestLimits
 from qualms.telemetry.metrics import OPEN_METRICS, LimitedExposition
 from qualms.web.openapi import problem_response
 from qualms.web.predict import PATH as PREDICT_PATH
@@ -17,7 +18,14 @@ from qualms.web.reply import ModelList, ModelReply, ModelSummary, Status
 from qualms.web.served_model import ServedModel
 from qualms.web.state import ServiceState
 
-_ROUTES = {PREDICT_PATH: "predict", "/metrics": "metrics", "/docs": "docs", "/openapi.json": "docs"}
+_ROUTES = {
+    PREDICT_PATH: "predict",
+    "/metrics": "metrics",
+    "/docs": "docs",
+    "/openapi.json": "docs",
+    "/": "page",
+    "/status": "status",
+}
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
 _ARRAYS = {"scores", "wrong", "trust", "predictions", "label_scores", "settings", "fingerprints"}
 """parts of a calibration that are too large for a reply"""
@@ -30,10 +38,12 @@ def route_name(path: str) -> str:
         return "health"
     if path == "/models" or path.startswith("/models/"):
         return "models"
-    return _ROUTES.get(path, "docs" if path.startswith("/docs/") else "other")
+    if path.startswith(("/docs/", "/page/")):
+        return path.split("/")[1]
+    return _ROUTES.get(path, "other")
 
 
-def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -> None:
+def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry, limits: RequestLimits) -> None:
     """Add all routes except `POST /predict`."""
 
     not_ready: Responses = {503: problem_response("Loading or stopping.")}
@@ -63,7 +73,8 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry) -
 
     @app.get("/models", tags=["models"], summary="The models being served.", response_model=ModelList)
     async def models() -> Response:
-        return _json({"models": [] if state.model is None else [_summary(state.model).model_dump()]})
+        summaries = [] if state.model is None else [_summary(state.model).model_dump()]
+        return _json({"models": summaries, "limits": limits.model_dump()})
 
     @app.get("/models/{name}", tags=["models"], summary="One model.", response_model=ModelReply, responses=unknown)
     async def model(name: str) -> Response:

@@ -15,6 +15,7 @@ from qualms.inference.batcher import Batcher
 from qualms.inference.decoding import Decoder
 from qualms.inference.engine import Engine
 from qualms.telemetry.metrics import ModelMetrics
+from qualms.telemetry.recent_flags import RecentFlags
 from qualms.telemetry.score_log import ScoreLog
 from qualms.web.reply import ReplyWriter
 from qualms.web.state import ServiceState
@@ -39,6 +40,7 @@ class ServedModel:
         self.engine = engine
         self.decider = Decider(bundle.manifest)
         self.writer = ReplyWriter(bundle, self.decider, engine.outputs)
+        self.recent_flags = RecentFlags()
         self.metrics = ModelMetrics(registry, bundle, self.decider, engine.provider)
         self._score_log = score_log
         self._probe: NDArray[np.uint8] | None = None
@@ -90,6 +92,8 @@ class ServedModel:
         if batch.images.base is not None and batch.images.base is self._last_probe:
             return
         outputs = self.writer.outputs(batch)
-        self.metrics.observe(outputs, self.writer.verdicts(batch), batch.runs)
+        verdicts = self.writer.verdicts(batch)
+        self.metrics.observe(outputs, verdicts, batch.runs)
+        self.recent_flags.add(len(verdicts.flags), int(np.count_nonzero(verdicts.flags)))
         if self._score_log is not None:
             self._score_log.write(batch.images, outputs, self.writer.encodings(batch))

@@ -134,7 +134,7 @@ STRICTER = (
 
 _HEALTH = {"/livez", "/readyz", "/healthz"}
 _PATHS = {**dict.fromkeys(_HEALTH, "health"), "/models": "models", "/metrics": "metrics"}
-_PATHS |= {"/docs": "docs", "/openapi.json": "docs", "/predict": "predict"}
+_PATHS |= {"/docs": "docs", "/openapi.json": "docs", "/predict": "predict", "/": "page", "/status": "status"}
 
 
 def path_of(target: bytes) -> str:
@@ -152,7 +152,9 @@ def route_of(path: str) -> str:
     """The route label in metrics."""
     if path.startswith("/models/"):
         return "models"
-    return _PATHS.get(path, "docs" if path.startswith("/docs/") else "other")
+    if path.startswith(("/docs/", "/page/")):
+        return path.split("/")[1]
+    return _PATHS.get(path, "other")
 
 
 def route_statuses(message: Message, max_body_bytes: int) -> set[int]:
@@ -164,11 +166,11 @@ def route_statuses(message: Message, max_body_bytes: int) -> set[int]:
             statuses.add(504)
     elif path in _PATHS:
         statuses = {200} if reads else {405}
-    elif path.startswith(("/models/", "/docs/")):
+    elif path.startswith(("/models/", "/docs/", "/page/")):
         statuses = {200, 404} if reads else {404, 405}
     else:
         statuses = {404} if reads else {404, 405}
-    if path.endswith("/"):
+    if path.endswith("/") and path != "/":
         statuses.add(307)
     if any(int(value) > max_body_bytes for value in message.values(b"content-length")):
         statuses.add(413)

@@ -109,7 +109,7 @@ TARGETS = [
     _served("absolute-form", _get(HOST, target=b"http://x/livez")),
     _served("absolute-form in upper case with a port", _get(HOST, target=b"HTTP://X:80/livez")),
     _served("absolute-form with a query", _get(HOST, target=b"http://x/livez?a=b")),
-    _served("absolute-form without a path", _get(HOST, target=b"http://x"), 404),
+    _served("absolute-form without a path", _get(HOST, target=b"http://x"), 200),
     _refused("absolute-form without a Host field", _get(target=b"http://x/livez")),
     _refused("absolute-form of another scheme", _get(HOST, target=b"ftp://x/livez")),
     _refused("authority-form", _get(HOST, target=b"x:80")),

@@ -1,6 +1,7 @@
 """The OpenAPI document agrees with the real replies."""
 
 import base64
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -36,11 +37,23 @@ def check(openapi: dict[str, Any], response: httpx.Response, path: str, method: 
         assert name in response.headers
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/models", "/models/tiny", "/models/other", "/metrics"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/livez",
+        "/readyz",
+        "/models",
+        "/models/tiny",
+        "/models/other",
+        "/metrics",
+        "/status",
+        "/models/tiny/calibration",
+    ],
+)
 def test_replies_of_get_routes_agree_with_the_document(
     client: httpx.Client, openapi: dict[str, Any], path: str
 ) -> None:
-    template = "/models/{name}" if path.startswith("/models/") else path
+    template = re.sub("(?<=^/models/)[^/]+", "{name}", path)
     check(openapi, client.get(path), template, "get")
 
 
@@ -184,8 +197,11 @@ def test_the_document_lists_all_routes_and_no_unused_error(openapi: dict[str, An
         "/readyz",
         "/models",
         "/models/{name}",
+        "/models/{name}/calibration",
         "/metrics",
+        "/status",
         "/predict",
+        "/models/{name}/predict",
     }
     assert set(openapi["paths"]["/models/{name}"]["get"]["responses"]) == {"200", "404"}
     assert "HTTPValidationError" not in openapi["components"]["schemas"]

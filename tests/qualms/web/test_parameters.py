@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
-from qualms.decisions.results import AlphaDetail
+from qualms.replies import AlphaDetail
 from qualms.web.parameters import QUERY_PARAMETERS, parse_query, parse_request_id, parse_timeout
 from qualms.web.problems import Problem
 from qualms.web.reply import DEFAULT_QUERY, Query

@@ -23,8 +23,7 @@ from qualms.images.pillow_decoder import decode
 from qualms.inference.decoding import INLINE_BYTES, Decoder
 from qualms.inference.engine import Engine
 from qualms.model import Model, open_model
-from qualms.web.problems import ProblemReply
-from qualms.web.reply import PredictReply
+from qualms.replies import PredictReply, ProblemReply
 from qualms.web.state import ServiceState
 
 TIMEOUT = 30.0
@@ -620,7 +619,7 @@ def test_predictions_are_503_while_the_model_is_loading(
         reply = problem(response)
         assert (reply.status, reply.detail) == (503, "The model is still loading.")
     assert client.get("/livez").json() == {"status": "alive"}
-    assert client.get("/models").json() == {"models": []}
+    assert client.get("/models").json()["models"] == []
     loading.set()
     until(lambda: client.get("/readyz").status_code == 200)
     results(send(client, encode(pixels)))

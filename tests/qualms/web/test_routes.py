@@ -31,7 +31,9 @@ Start = Callable[..., httpx.Client]
         ("/docs", "docs"),
         ("/docs/assets/swagger-ui.css", "docs"),
         ("/openapi.json", "docs"),
-        ("/", "other"),
+        ("/", "page"),
+        ("/page/app.js", "page"),
+        ("/status", "status"),
         ("/modelsandmore", "other"),
         ("/predict/", "other"),
     ],
@@ -218,3 +220,13 @@ def test_the_documentation_page_loads_nothing_from_other_hosts(client: httpx.Cli
         assert client.get(link).status_code == 200, link
     assert "http://" not in page.text.replace("http://www.w3.org", "")
     assert "https://" not in page.text
+
+
+def test_the_limits_on_requests_are_published_while_the_model_is_loading(
+    start_service: Callable[..., httpx.Client],
+) -> None:
+    client = start_service(
+        ready=False, max_images=5, max_body_bytes=1000, max_pixels=900, max_request_timeout_seconds=20
+    )
+    expected = {"max_images": 5, "max_body_bytes": 1000, "max_pixels": 900, "max_request_timeout_seconds": 20}
+    assert client.get("/models").json()["limits"] == expected
