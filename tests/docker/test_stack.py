@@ -36,7 +36,7 @@ from tests.docker.stack import (
 
 MISSING = missing_programs("dockerd", "docker", "mmdebstrap", "prometheus", "prometheus-alertmanager", "busybox", "git")
 MAX_IMAGE_BYTES = 350_000_000
-MAX_CODE_BYTES = 1_500_000
+MAX_CODE_BYTES = 2_250_000
 """limit of the build context without the embedded models"""
 SERVICE_USER = 10001
 PROJECT = "qualmstest"
