@@ -54,3 +54,8 @@ UInt64Array = Annotated[
     NDArray[np.uint64], BeforeValidator(_UINT64.decode), PlainSerializer(_UINT64.encode, when_used="json")
 ]
 """A uint64 array of any shape."""
+
+
+def is_ascending(values: Float32Values) -> bool:
+    """Whether values (N,) are sorted."""
+    return bool((values[1:] >= values[:-1]).all())

@@ -1,12 +1,13 @@
 """Run a bundle's graph in ONNX Runtime without a server: for `qualms.open_model`, calibration, evaluation and checks.
 
-`GraphRunner` runs any number of images on the CPU in fixed batches. `qualms.inference.engine` is its counterpart in the
-service: it chooses the device and learns how long each batch size takes.
+`GraphRunner` runs any number of images on the CPU, in batches that are smaller for larger images. `qualms.inference.engine`
+is its counterpart in the service: it chooses the device and learns how long each batch size takes.
 """
 
+import math
 from collections.abc import Callable, Collection
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,28 @@ INPUT = "image"
 GOLDEN_TOLERANCE = 1e-4
 """Relative tolerance: above float32 rounding, far below the error of a wrong kernel."""
 
+BATCH_VALUES, MAX_BATCH = 2_500_000, 256
+"""input values and images of one batch: 256 images of 32 × 32 × 3, 16 of 224 × 224 × 3. Larger batches are hardly faster on a
+CPU, and intermediate tensors take about a hundred times the memory of the input."""
+
 Outputs = dict[str, NDArray[Any]]
+
+
+class Images(Protocol):
+    """uint8 images (N, H, W, C): an array, or a sequence that reads the images of a slice when it is asked for them."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, H, W, C)"""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> NDArray[np.uint8]: ...
+
+
+def batch_size(images: Images) -> int:
+    """Number of images that a network should be given at once."""
+    return min(MAX_BATCH, max(1, BATCH_VALUES // max(1, math.prod(images.shape[1:]))))
 
 
 def onnxruntime() -> ModuleType:
@@ -53,9 +75,13 @@ class GraphRunner:
             raise BundleError(f"The graph has no input named {INPUT}.")
 
     def __call__(
-        self, images: NDArray[np.uint8], batch: int = 256, progress: Callable[[int], None] | None = None
+        self, images: Images, batch: int | None = None, progress: Callable[[int], None] | None = None
     ) -> Outputs:
-        """All outputs, each (N, …), computed `batch` images at a time; `progress` is called with each batch's size."""
+        """All outputs, each (N, …), computed `batch` images at a time; `progress` is called with each batch's size.
+
+        The default is `batch_size(images)`. Images are read by slices, one batch at a time.
+        """
+        batch = batch or batch_size(images)
         parts: list[list[NDArray[Any]]] = []
         for start in range(0, len(images), batch):
             part = images[start : start + batch]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from qualms.bundle.manifest import Manifest
-from qualms.bundle.runtime import GraphRunner, check_golden, check_outputs
+from qualms.bundle.runtime import GraphRunner, Images, batch_size, check_golden, check_outputs
 from qualms.errors import BundleError, ExtraMissingError
 
 DrawImages = Callable[[int, int], NDArray[np.uint8]]
@@ -61,6 +61,37 @@ def test_batched_outputs_equal_one_run_of_onnx_runtime(
     assert list(outputs) == names
     for name in names:
         np.testing.assert_allclose(outputs[name], expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [((5, 32, 32, 3), 256), ((5, 224, 224, 3), 16), ((5, 384, 384, 3), 5), ((5, 4000, 4000, 3), 1)],
+)
+def test_batches_of_large_images_are_smaller(shape: tuple[int, ...], size: int) -> None:
+    assert batch_size(np.broadcast_to(np.uint8(0), shape)) == size
+
+
+def test_images_are_read_one_batch_at_a_time(
+    runner: GraphRunner, draw_images: DrawImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = draw_images(0, 7)
+    slices = list[slice]()
+
+    class Lazy:
+        shape = images.shape
+
+        def __len__(self) -> int:
+            return len(images)
+
+        def __getitem__(self, rows: slice) -> NDArray[np.uint8]:
+            slices.append(rows)
+            return images[rows]
+
+    monkeypatch.setattr("qualms.bundle.runtime.BATCH_VALUES", 3 * images[0].size)
+    outputs = runner(Lazy())
+    assert slices == [slice(0, 3), slice(3, 6), slice(6, 9)]
+    for name, expected in runner(images, batch=7).items():
+        np.testing.assert_allclose(outputs[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_progress_is_called_with_the_size_of_each_batch(runner: GraphRunner, draw_images: DrawImages) -> None:
@@ -164,7 +195,7 @@ def test_nan_outputs_are_detected(manifest: Manifest) -> None:
         def __init__(self) -> None:
             """Nothing to load."""
 
-        def __call__(self, images: NDArray[np.uint8], *_: object) -> dict[str, NDArray[np.float32]]:
+        def __call__(self, images: Images, *_: object) -> dict[str, NDArray[np.float32]]:
             return {**manifest.golden.outputs, "entropy": np.full(len(images), np.nan, np.float32)}
 
     with pytest.raises(BundleError, match="entropy differs by inf"):

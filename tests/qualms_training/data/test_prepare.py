@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
+from rich.console import Console
 
 from qualms.images.preprocess import preprocess_batch
 from qualms_training.console import Display
-from qualms_training.data import load
+from qualms_training.data import dataset, load
 from qualms_training.data.dataset import ImageSet
+from qualms_training.data.lazy_images import LazyImages, Pixels
 from qualms_training.data.npz import write_npz
 from qualms_training.data.prepare import CORRUPTED, LabelledSplit, PreparedData, itself, ood_sets, prepare
 from qualms_training.data.synthetic import draw_shapes, draw_textures
@@ -44,8 +45,8 @@ def held_out_in_test(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"held_out": "test"})})
 
 
-def rows(images: NDArray[np.uint8]) -> set[bytes]:
-    return {image.tobytes() for image in images}
+def rows(images: Pixels) -> set[bytes]:
+    return {image.tobytes() for image in images[:]}
 
 
 def assert_disjoint(data: PreparedData) -> None:
@@ -188,12 +189,13 @@ def test_a_folder_with_train_and_test_folders_is_read(tiny: Alter, tmp_path: Pat
     assert data.parts["test"].labels.tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_a_folder_without_splits_is_an_error_because_test_images_would_be_training_images(
+def test_a_folder_without_splits_is_divided_and_no_image_is_in_two_splits(
     tiny: Alter, tmp_path: Path, display: Display
 ) -> None:
-    _folder(tmp_path, ("cat", "dog"), 10, seed=0)
-    with pytest.raises(DataError, match=r"has the same images as its split 'test'.*FOLDER/train/CLASS"):
-        prepare(_of_folder(tiny, tmp_path), 0, None, display)
+    _folder(tmp_path, ("cat", "dog"), 20, seed=0)
+    data = prepare(_of_folder(tiny, tmp_path), 0, None, display)
+    assert_disjoint(data)
+    assert np.bincount(data.parts["test"].labels).tolist() == [10, 10]
 
 
 def test_classes_that_differ_between_training_and_test_are_named(tiny: Alter, tmp_path: Path, display: Display) -> None:
@@ -217,3 +219,44 @@ def test_a_set_without_two_different_classes_is_an_error(
 def test_a_missing_set_is_named(tiny: Alter, data_dir: Path, display: Display) -> None:
     with pytest.raises(DataError, match=r"'absent' .*was not found"):
         prepare(tiny({"data.id": "absent"}), 0, data_dir, display)
+
+
+def test_large_image_files_are_decoded_when_they_are_used(
+    tiny: Alter, tmp_path: Path, display: Display, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _folder(tmp_path, ("cat", "dog"), 20, seed=0)
+    recipe = _of_folder(tiny, tmp_path)
+    in_memory = prepare(recipe, 0, None, display)
+    sets = ood_sets(recipe, in_memory.parts["test"], None, display)
+    monkeypatch.setattr(dataset, "LAZY_BYTES", 0)
+    lazy = prepare(recipe, 0, None, display)
+    assert lazy.record == in_memory.record
+    for name, part in lazy.parts.items():
+        assert isinstance(part.images, LazyImages)
+        np.testing.assert_array_equal(part.images[:], in_memory.parts[name].images)
+    lazy_sets = ood_sets(recipe, lazy.parts["test"], None, display)
+    assert {name: len(images) for name, images in lazy_sets.items()} == {name: len(one) for name, one in sets.items()}
+    np.testing.assert_array_equal(lazy_sets[itself(recipe.data.id)][:], sets[itself(recipe.data.id)])
+    assert lazy_sets[CORRUPTED][:].shape == sets[CORRUPTED].shape
+
+
+def test_ood_sets_may_have_no_classes(tiny: Alter, tmp_path: Path, display: Display) -> None:
+    _folder(tmp_path / "known", ("cat", "dog"), 20, seed=0)
+    _folder(tmp_path, ("flat",), 5, seed=1)
+    recipe = _of_folder(tiny, tmp_path / "known")
+    flat = f"folder:{tmp_path / 'flat'}"
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"ood": [flat]})})
+    test = prepare(recipe, 0, None, display).parts["test"]
+    assert ood_sets(recipe, test, None, display)[flat].shape == (5, 16, 16, 3)
+
+
+def test_labels_follow_the_recipes_classes_and_missing_ones_are_noted(
+    tiny: Alter, tmp_path: Path, display: Display, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _folder(tmp_path, ("cat", "dog"), 20, seed=0)
+    recipe = _of_folder(tiny, tmp_path)
+    ordered = recipe.model_copy(update={"data": recipe.data.model_copy(update={"classes": ["dog", "cat", "yak"]})})
+    data = prepare(ordered, 0, None, Display(Console()))
+    assert data.classes == ("dog", "cat", "yak")
+    assert data.parts["test"].labels.tolist() == [1] * 10 + [0] * 10
+    assert "1 of 3 classes have no training images: yak" in capsys.readouterr().out

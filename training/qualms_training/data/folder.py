@@ -1,4 +1,7 @@
-"""The user's own data: a folder with one folder of images per class, or a flat folder of images without labels."""
+"""The user's own data: a folder with one folder of images per class, or a flat folder of images without labels.
+
+`qualms_training.data.layout` tells which folders are splits.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +20,12 @@ def read_folder(root: Path, split: str) -> ImageSet:
 
     Classes and files are sorted by name, so the same folder always has the same labels and order.
     """
-    if not root.is_dir():
-        raise DataError(f"Data folder {root} does not exist; a folder with one folder of images per class is needed.")
-    top = root / split if _has_folders(root / split) else root
+    check_folder(root)
+    return read_class_folders(root / split if has_folders(root / split) else root, root.name, split)
+
+
+def read_class_folders(top: Path, name: str, split: str) -> ImageSet:
+    """List the images of TOP/CLASS/…, as a data set with a name and a split."""
     classes = _class_folders(top)
     paths, labels = [], []
     for label, folder in enumerate(classes):
@@ -29,7 +35,13 @@ def read_folder(root: Path, split: str) -> ImageSet:
         paths += images
         labels += [label] * len(images)
     names = tuple(folder.name for folder in classes)
-    return ImageSet(root.name, split, tuple(paths), np.array(labels, dtype=np.int64), names)
+    return ImageSet(name, split, tuple(paths), np.array(labels, dtype=np.int64), names)
+
+
+def check_folder(root: Path) -> None:
+    """DataError if there is no such folder."""
+    if not root.is_dir():
+        raise DataError(f"Data folder {root} does not exist; a folder with one folder of images per class is needed.")
 
 
 def has_images(root: Path) -> bool:
@@ -94,5 +106,6 @@ def _visible(folder: Path) -> Iterator[Path]:
             yield entry
 
 
-def _has_folders(folder: Path) -> bool:
+def has_folders(folder: Path) -> bool:
+    """Whether there is such a folder with folders in it."""
     return folder.is_dir() and any(entry.is_dir() for entry in _visible(folder))

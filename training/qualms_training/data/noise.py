@@ -14,9 +14,12 @@ Each noise takes uint8 images (N, H, W, C) and returns images of the same shape;
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+from qualms_training.data.lazy_images import LazyImages, Pixels, combined_digest
 
 BLUR_SIGMA = (1.0, 2.5)  # pixels, uniform
 CONTRAST_GAMMA = (5.0, 30.0)  # slope of the sigmoid, uniform
@@ -67,16 +70,23 @@ def shuffle(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.u
 def mosaic(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Compose each image of quadrants of other images: each part is in-distribution, the whole is not."""
     composed = images.copy()
-    for row in _slices(images.shape[1], 2):
-        for column in _slices(images.shape[2], 2):
-            composed[:, row, column] = images[rng.permutation(len(images)), row, column]
+    for row, column in _quadrants(images.shape[1:3]):
+        composed[:, row, column] = images[rng.permutation(len(images)), row, column]
     return composed
 
 
 def blend(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Average each image with another one."""
-    others = images[rng.permutation(len(images))]
+    return _average(images, images[rng.permutation(len(images))])
+
+
+def _average(images: NDArray[np.uint8], others: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return ((images.astype(np.uint16) + others) // 2).astype(np.uint8)
+
+
+def _quadrants(sides: tuple[int, ...]) -> list[tuple[slice, slice]]:
+    rows, columns = (_slices(size, 2) for size in sides)
+    return [(row, column) for row in rows for column in columns]
 
 
 def _slices(size: int, count: int) -> list[slice]:
@@ -100,13 +110,62 @@ def check_noise(name: str) -> str:
     return name
 
 
-def apply_noise(images: NDArray[np.uint8], names: Sequence[str], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Apply the named noises one after the other, in the given order."""
-    for noise in [NOISES[check_noise(name)] for name in names]:
+@overload
+def apply_noise(images: NDArray[np.uint8], names: Sequence[str], rng: np.random.Generator) -> NDArray[np.uint8]: ...
+@overload
+def apply_noise(images: LazyImages, names: Sequence[str], rng: np.random.Generator) -> LazyImages: ...
+def apply_noise(images: Pixels, names: Sequence[str], rng: np.random.Generator) -> Pixels:
+    """Apply the named noises one after the other, in the given order.
+
+    The noises of a `LazyImages` are applied when an image is read; its draws depend on `rng` and the image's position alone,
+    and differ from those of the same images in memory.
+    """
+    noises = [NOISES[check_noise(name)] for name in names]
+    if isinstance(images, LazyImages):
+        return _noisy_when_read(images, names, int(rng.integers(2**63)))
+    for noise in noises:
         images = noise(images, rng)
     return images
 
 
-def corrupt(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+@overload
+def corrupt(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]: ...
+@overload
+def corrupt(images: LazyImages, rng: np.random.Generator) -> LazyImages: ...
+def corrupt(images: Pixels, rng: np.random.Generator) -> Pixels:
     """Corrupt images as the Corrupted set does."""
     return apply_noise(images, CORRUPTION, rng)
+
+
+def _noisy_when_read(images: LazyImages, names: Sequence[str], seed: int) -> LazyImages:
+    def read(position: int) -> NDArray[np.uint8]:
+        return _noisy_image(images, position, names, np.random.default_rng((seed, position)))
+
+    def digest() -> str:
+        return combined_digest("noise", images.digest(), repr(list(names)), str(seed))
+
+    _, height, width, channels = images.shape
+    return LazyImages(read, np.arange(len(images)), (height, width, channels), digest)
+
+
+def _noisy_image(
+    images: LazyImages, position: int, names: Sequence[str], rng: np.random.Generator
+) -> NDArray[np.uint8]:
+    """One image (H, W, C) with noises; `mosaic` and `blend` draw other images, with the noises before them in the chain."""
+    if not names:
+        return images.one(position)
+    *earlier, last = names
+
+    def another() -> NDArray[np.uint8]:
+        return _noisy_image(images, int(rng.integers(len(images))), earlier, rng)
+
+    image = _noisy_image(images, position, earlier, rng)
+    if last == mosaic.__name__:
+        composed = image.copy()
+        for part in _quadrants(image.shape[:2]):
+            composed[part] = another()[part]
+        return composed
+    if last == blend.__name__:
+        return _average(image, another())
+    noisy: NDArray[np.uint8] = NOISES[last](image[np.newaxis], rng)[0]
+    return noisy

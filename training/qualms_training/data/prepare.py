@@ -1,15 +1,16 @@
 """Load and split a recipe's data, and preprocess all of it to the model's input in the same way."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qualms_training.console import Display
-from qualms_training.data import ImageSet, load
+from qualms_training.data import DataSource, ImageSet, load, load_ood
+from qualms_training.data.class_lists import missing_classes
 from qualms_training.data.dataset import Images, Selection
+from qualms_training.data.lazy_images import Pixels, first_images
 from qualms_training.data.noise import corrupt
 from qualms_training.data.splits import make_splits, splits_record
 from qualms_training.errors import DataError
@@ -27,8 +28,8 @@ def itself(name: str) -> str:
 class LabelledSplit:
     """Preprocessed images with their labels."""
 
-    images: NDArray[np.uint8]
-    """(N, H, W, C)"""
+    images: Pixels
+    """(N, H, W, C), in memory or decoded when they are used"""
     labels: NDArray[np.int64]
     """(N,)"""
     stored: Selection
@@ -46,10 +47,15 @@ class PreparedData:
     """the data's entry in the provenance: name, digests, split sizes and seed"""
 
 
-def prepare(recipe: Recipe, seed: int, data_dir: Path | None, display: Display) -> PreparedData:
+def prepare(recipe: Recipe, seed: int, data_dir: DataSource, display: Display) -> PreparedData:
     """Load the in-distribution data, split them with `seed`, and preprocess them."""
     recipe.check_seed(seed)
-    train, test = (load(recipe.data.id, split, data_dir) for split in ("train", "test"))
+    train, test = (load(recipe.data.id, split, data_dir, recipe.data.classes) for split in ("train", "test"))
+    if missing := missing_classes(train):
+        display.note(
+            f"  {len(missing):,} of {len(train.classes):,} classes have no training images: {', '.join(missing[:5])}"
+            + (" …" if len(missing) > 5 else "")
+        )
     digests = {"train": train.digest(), "test": test.digest()}
     _check_pair(train, test, digests)
     sizes = recipe.data.splits.model_dump()
@@ -77,34 +83,33 @@ def prepare(recipe: Recipe, seed: int, data_dir: Path | None, display: Display) 
 def ood_sets(
     recipe: Recipe,
     test: LabelledSplit,
-    data_dir: Path | None,
+    data_dir: DataSource,
     display: Display,
     stored: dict[str, Selection] | None = None,
-) -> dict[str, NDArray[np.uint8]]:
+) -> dict[str, Pixels]:
     """The OOD sets, (N, H, W, C) each; they do not depend on the seed if `test` does not.
 
     The last one, `<id> (itself)`, is half of the in-distribution test set. Its AUROC must be 50 %; any other value is an
     artefact of the way OOD sets are loaded and preprocessed. `stored` are the `stored_ood_sets`, if they are loaded already.
     """
-    sets = {}
+    sets = dict[str, Pixels]()
     for name, selection in (stored or stored_ood_sets(recipe, test, data_dir)).items():
-        with display.bar(f"reading {name}", len(selection)) as advance:
-            sets[name] = selection.conformed(recipe.input.spec, advance)
-    source = load(recipe.data.id, "test", data_dir)
+        sets[name] = _pixels(recipe, name, selection, display)
+    source = load(recipe.data.id, "test", data_dir, recipe.data.classes)
     half = itself_half(len(source))
     sets[itself(recipe.data.id)] = _part(recipe, recipe.data.id, source, half, display).images
     return sets
 
 
-def stored_ood_sets(recipe: Recipe, test: LabelledSplit, data_dir: Path | None) -> dict[str, Selection]:
+def stored_ood_sets(recipe: Recipe, test: LabelledSplit, data_dir: DataSource) -> dict[str, Selection]:
     """The OOD sets as they are stored, without `<id> (itself)`."""
     sets = {}
     for name in recipe.data.ood:
-        source = load(name, "test", data_dir)
+        source = load_ood(name, data_dir)
         order = np.random.default_rng(0).permutation(len(source))[: recipe.data.limit]
         sets[name] = Selection(source, np.sort(order))
     if recipe.data.corrupted:
-        images = corrupt(test.images[: recipe.data.limit], np.random.default_rng(0))
+        images = corrupt(first_images(test.images, recipe.data.limit), np.random.default_rng(0))
         sets[CORRUPTED] = Selection(Images(CORRUPTED, "test", images), np.arange(len(images)))
     return sets
 
@@ -133,9 +138,16 @@ def _check_pair(train: ImageSet, test: ImageSet, digests: dict[str, str]) -> Non
 
 
 def _part(recipe: Recipe, title: str, source: ImageSet, indices: NDArray[np.int64], display: Display) -> LabelledSplit:
-    with display.bar(f"reading {title}", len(indices)) as advance:
-        images = source.conformed(recipe.input.spec, indices, advance)
-    return LabelledSplit(images, source.labels[indices], Selection(source, indices))
+    selection = Selection(source, indices)
+    return LabelledSplit(_pixels(recipe, title, selection, display), source.labels[indices], selection)
+
+
+def _pixels(recipe: Recipe, title: str, selection: Selection, display: Display) -> Pixels:
+    spec = recipe.input.spec
+    if selection.source.is_lazy(spec, len(selection)):
+        return selection.pixels(spec)
+    with display.bar(f"reading {title}", len(selection)) as advance:
+        return selection.pixels(spec, advance)
 
 
 def check_same_data(current: dict[str, Any], recorded: dict[str, Any]) -> None:

@@ -1,0 +1,82 @@
+"""The order of classes is read from text or JSON, and labels follow it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qualms_training.data import load
+from qualms_training.data.class_lists import in_class_order, missing_classes, read_class_list
+from qualms_training.data.dataset import ImageSet
+from qualms_training.errors import DataError
+
+
+def images() -> ImageSet:
+    return ImageSet("pets", "test", np.zeros((3, 4, 4), np.uint8), np.array([0, 1, 1]), ("cat", "dog"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dog\ncat\n",
+        "\ufeffdog\r\n\r\ncat",
+        json.dumps(["dog", "cat"]),
+        json.dumps({"0": "dog", "1": "cat"}),
+        json.dumps({"1": ["cat", "a pet"], "0": ["dog", "another"]}),
+        json.dumps({"cat": 1, "dog": 0}),
+        json.dumps({"id2label": {"0": "dog", "1": "cat"}, "label2id": {}}),
+    ],
+)
+def test_lists_are_read_from_text_and_json(text: str, tmp_path: Path) -> None:
+    (tmp_path / "classes").write_text(text)
+    assert read_class_list(tmp_path / "classes") == ["dog", "cat"]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("only", "has 1 names; at least two"),
+        ("cat\ndog\ncat", "has the name 'cat' more than once"),
+        ("[1, 2]", "is not a list of names; accepted is one name per line"),
+        ('{"0": "cat", "2": "dog"}', "is not a list of names"),
+        ("[unquoted]", "is not valid JSON"),
+    ],
+)
+def test_the_error_for_an_unusable_list_names_the_file(document: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "classes.json").write_text(document)
+    with pytest.raises(DataError, match=r"The list of classes .*classes\.json") as caught:
+        read_class_list(tmp_path / "classes.json")
+    assert message in str(caught.value)
+
+
+def test_the_error_for_a_missing_list_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.txt cannot be read"):
+        read_class_list(tmp_path / "nowhere.txt")
+
+
+def test_labels_follow_the_list_which_may_have_more_classes() -> None:
+    ordered = in_class_order(images(), ["dog", "horse", "cat"])
+    assert ordered.labels.tolist() == [2, 0, 0]
+    assert ordered.classes == ("dog", "horse", "cat")
+    assert missing_classes(ordered) == ["horse"]
+    assert missing_classes(images()) == []
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (["cat", "dogs"], "class 'dog', which is not in the list .* did you mean 'dogs'"),
+        (["a", "a"], "'a' more than once"),
+    ],
+)
+def test_a_class_that_is_not_in_the_list_is_named(classes: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        in_class_order(images(), classes)
+
+
+def test_any_data_set_can_be_loaded_in_another_order() -> None:
+    drawn = load("shapes", "test")
+    reversed_order = load("shapes", "test", classes=list(drawn.classes)[::-1])
+    np.testing.assert_array_equal(reversed_order.labels, 3 - drawn.labels)
