@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from qualms_training.errors import ModelError
@@ -23,8 +24,8 @@ def save(tmp_path: Path, content: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("wrap", [None, "state_dict", "model"])
-@pytest.mark.parametrize("prefix", ["", "module."])
+@pytest.mark.parametrize("wrap", [None, "state_dict", "model", "model_state_dict", "ema"])
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "_orig_mod.", "model._orig_mod.", "module._orig_mod."])
 def test_a_state_dict_is_loaded_bare_nested_or_from_data_parallel(
     tmp_path: Path, wrap: str | None, prefix: str
 ) -> None:
@@ -32,6 +33,23 @@ def test_a_state_dict_is_loaded_bare_nested_or_from_data_parallel(
     state = {prefix + name: tensor for name, tensor in source.state_dict().items()}
     load_weights(target, save(tmp_path, state if wrap is None else {wrap: state, "epoch": 3}))
     assert identity(target) == identity(source)
+
+
+def test_tensors_that_a_lightning_module_adds_beside_its_network_are_left_out(tmp_path: Path) -> None:
+    source, target = small(1), small(2)
+    state = {f"model.{name}": tensor for name, tensor in source.state_dict().items()}
+    load_weights(target, save(tmp_path, {"state_dict": {**state, "loss.weight": torch.ones(3)}}))
+    assert identity(target) == identity(source)
+
+
+def test_safetensors_are_loaded_and_damaged_ones_are_an_error(tmp_path: Path) -> None:
+    source, target, path = small(1), small(2), tmp_path / "weights.safetensors"
+    save_file(source.state_dict(), path)
+    load_weights(target, path)
+    assert identity(target) == identity(source)
+    path.write_bytes(b"no")
+    with pytest.raises(ModelError, match=r"weights\.safetensors' cannot be read as safetensors"):
+        load_weights(target, path)
 
 
 def test_a_batch_normalisation_counter_may_be_missing(tmp_path: Path) -> None:
@@ -82,7 +100,9 @@ def test_a_file_that_is_not_a_state_dict_is_an_error(tmp_path: Path, content: by
 
 def test_a_missing_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none.pt"):
-        with pytest.raises(ModelError, match=r"does not exist; a \.pt or \.pth state dict is accepted\."):
+        with pytest.raises(
+            ModelError, match=r"does not exist; a \.pt, \.pth or \.safetensors state dict is accepted\."
+        ):
             load_weights(small(), path)
 
 

@@ -1,28 +1,33 @@
-"""Base classifiers by name: those of the paper, of torchvision and timm, and the user's own functions."""
+"""Base classifiers: those of the paper, of torchvision, timm and transformers, the user's own functions, and files."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from torch import nn
 
 from qualms_training.errors import ModelError, did_you_mean
+from qualms_training.models.channels import expected_channels
 from qualms_training.models.checkpoint import check_finite, count_parameters, freeze, identity, load_weights
 from qualms_training.models.external import from_function, from_timm, from_torchvision
-from qualms_training.models.lenet import LeNet
-from qualms_training.models.resnet import ResNet20
-from qualms_training.models.small import SmallNet
-from qualms_training.models.vgg import VGG16
-from qualms_training.models.wrn import WideResNet16x4
+from qualms_training.models.input_defaults import InputDefaults
+from qualms_training.models.logits import find_logits, return_logits
+from qualms_training.models.registry import NAMES, from_name
+from qualms_training.models.source import LoadedBase, load_base
 
-__all__ = ["NAMES", "build", "check_finite", "count_parameters", "freeze", "identity", "load_weights"]
-
-_FIXED_SIZE: dict[str, Callable[[int, int, int, int], nn.Module]] = {
-    "lenet": LeNet,
-    "vgg16": VGG16,
-    "small": SmallNet,
-}
-_ANY_SIZE: dict[str, Callable[[int, int], nn.Module]] = {"wrn16-4": WideResNet16x4, "resnet20": ResNet20}
-NAMES = (*_FIXED_SIZE, *_ANY_SIZE)
+__all__ = [
+    "NAMES",
+    "InputDefaults",
+    "LoadedBase",
+    "build",
+    "check_finite",
+    "count_parameters",
+    "expected_channels",
+    "find_logits",
+    "freeze",
+    "identity",
+    "load_base",
+    "load_weights",
+    "return_logits",
+]
 
 
 def build(
@@ -38,7 +43,8 @@ def build(
 
     `spec` is one of NAMES, `torchvision:NAME`, `timm:NAME` or `package.module:function`. The function is called with
     those of `classes`, `num_classes`, `channels`, `height` and `width` that are its parameters. `weights` is a
-    state-dict file; without one the weights are random, drawn from torch's global generator.
+    state-dict file; without one the weights are random, drawn from torch's global generator. `load_base` loads other
+    kinds of networks, which cannot be trained here.
     """
     model = _construct(spec, classes, channels, height, width)
     if weights is not None:
@@ -47,10 +53,8 @@ def build(
 
 
 def _construct(spec: str, classes: int, channels: int, height: int, width: int) -> nn.Module:
-    if spec in _FIXED_SIZE:
-        return _FIXED_SIZE[spec](classes, channels, height, width)
-    if spec in _ANY_SIZE:
-        return _ANY_SIZE[spec](classes, channels)
+    if spec in NAMES:
+        return from_name(spec, classes, channels, height, width)
     source, _, name = spec.partition(":")
     if not source or not name:
         raise ModelError(

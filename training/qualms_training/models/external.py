@@ -3,7 +3,8 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -12,40 +13,65 @@ from types import ModuleType
 from torch import nn
 
 from qualms_training.errors import ExtraMissingError, ModelError, QualmsError, did_you_mean
+from qualms_training.models.torchvision_compat import import_torchvision
 
 
-def from_torchvision(name: str, classes: int, channels: int) -> nn.Module:
-    """A torchvision classifier with random weights."""
-    from qualms_training.models.torchvision_compat import import_torchvision  # noqa: PLC0415  # slow to import
-
-    torchvision_models = import_torchvision().models
-    accepted = torchvision_models.list_models(module=torchvision_models)
+def torchvision_models(name: str) -> ModuleType:
+    """torchvision.models; ModelError if it has no classifier `name`."""
+    models: ModuleType = import_torchvision().models
+    accepted = models.list_models(module=models)
     if name not in accepted:
         raise ModelError(f"torchvision has no classifier {name!r}{did_you_mean(name, accepted)}")
-    if channels != 3:
+    return models
+
+
+def from_torchvision(name: str, classes: int | None, channels: int | None = None, **options: bool) -> nn.Module:
+    """A torchvision classifier with random weights, with 1,000 classes if `classes` is None."""
+    models = torchvision_models(name)
+    if channels not in {None, 3}:
         raise ModelError(f"Model 'torchvision:{name}' takes images of 3 channels, not {channels}.")
-    model: nn.Module = torchvision_models.get_model(name, weights=None, num_classes=classes)
+    sizes = {} if classes is None else {"num_classes": classes}
+    model: nn.Module = models.get_model(name, weights=None, **sizes, **options)
     return model
 
 
-def from_timm(name: str, classes: int, channels: int) -> nn.Module:
-    """A timm classifier with random weights."""
+def import_timm(spec: str) -> ModuleType:
+    """timm, which imports torchvision; ExtraMissingError names `spec` and the command that installs it."""
+    make_torchvision_importable()
     try:
-        timm = importlib.import_module("timm")
+        return importlib.import_module("timm")
     except ImportError as error:
         raise ExtraMissingError(
-            f"Model 'timm:{name}' needs timm, which is not installed; `pip install timm` adds it."
+            f"Model {spec!r} needs timm, which is not installed; `pip install timm` adds it."
         ) from error
+
+
+def check_timm_name(timm: ModuleType, name: str) -> None:
+    """Raise ModelError if timm has no model `name`, which may end in a tag of its weights, as in `resnet50.a1_in1k`."""
+    architecture, _, tag = name.partition(".")
     accepted = timm.list_models()
-    if name not in accepted:
-        raise ModelError(f"timm has no model {name!r}{did_you_mean(name, accepted)}")
-    model: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, in_chans=channels)
+    if architecture not in accepted:
+        raise ModelError(f"timm has no model {architecture!r}{did_you_mean(architecture, accepted)}")
+    if tag:
+        tagged = timm.list_pretrained(f"{architecture}.*")
+        if name not in tagged:
+            raise ModelError(f"timm has no weights {tag!r} of {architecture!r}{did_you_mean(name, tagged)}")
+
+
+def from_timm(name: str, classes: int | None, channels: int | None) -> nn.Module:
+    """A timm classifier with random weights; None leaves the number of classes or channels at the model's own."""
+    timm = import_timm(f"timm:{name}")
+    check_timm_name(timm, name)
+    sizes = {"num_classes": classes, "in_chans": channels}
+    model: nn.Module = timm.create_model(
+        name, pretrained=False, **{key: size for key, size in sizes.items() if size is not None}
+    )
     return model
 
 
-def from_function(spec: str, sizes: dict[str, int]) -> nn.Module:
+def from_function(spec: str, sizes: Mapping[str, int]) -> nn.Module:
     """The model that `package.module:function` returns, called with those of `sizes` that are its parameters."""
-    function = _find_function(spec)
+    function = find_function(spec)
     try:
         parameters = inspect.signature(function).parameters
         model = function(**{name: size for name, size in sizes.items() if name in parameters})
@@ -63,7 +89,9 @@ def from_function(spec: str, sizes: dict[str, int]) -> nn.Module:
     return model
 
 
-def _find_function(spec: str) -> Callable[..., object]:
+def find_function(spec: str) -> Callable[..., object]:
+    """The function that `package.module:function` names."""
+    make_torchvision_importable()
     module_name, _, function_name = spec.partition(":")
     try:
         module = _import_module(module_name)
@@ -78,6 +106,12 @@ def _find_function(spec: str) -> Callable[..., object]:
             f"Model {spec!r}: module {module_name!r} has no function {function_name!r}{did_you_mean(function_name, names)}"
         )
     return function
+
+
+def make_torchvision_importable() -> None:
+    """Import torchvision before other code does, since it may need help; without torchvision, do nothing."""
+    with suppress(ExtraMissingError):
+        import_torchvision()
 
 
 def _import_module(name: str) -> ModuleType:

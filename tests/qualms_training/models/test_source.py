@@ -1,0 +1,208 @@
+"""Networks of every kind are loaded with trained weights and frozen; without weights they are refused."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import pytest
+import torch
+from torch import nn
+
+from qualms_training.errors import ExtraMissingError, ModelError
+from qualms_training.models import build, expected_channels, identity, load_base, return_logits
+from qualms_training.models.torchvision_compat import import_torchvision
+
+SOURCE = """
+from torch import nn
+
+def net(classes, channels):
+    return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "users_sources.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "users_sources", raising=False)
+    return "users_sources"
+
+
+def saved(path: Path, model: nn.Module) -> str:
+    torch.save(model.state_dict(), path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "hint"),
+    [
+        ("resnet20", "--weights FILE"),
+        ("torchvision:resnet18", "--weights DEFAULT"),
+        ("users:net", "--weights included if the function loads them itself"),
+    ],
+)
+def test_a_model_without_weights_is_refused(spec: str, hint: str) -> None:
+    with pytest.raises(ModelError, match=f"Model '{spec}' has no weights, and a base is never trained here; .*{hint}"):
+        load_base(spec)
+
+
+@pytest.mark.parametrize(("classes", "channels"), [(7, 3), (1000, 1)])
+def test_classes_and_channels_are_read_from_the_weights_file(classes: int, channels: int, tmp_path: Path) -> None:
+    source = build("resnet20", classes, channels)
+    base = load_base("resnet20", weights=saved(tmp_path / "a.pt", source))
+    assert identity(base.module) == identity(source)
+    assert not base.module.training
+    assert expected_channels(base.module) == channels
+    assert base.weights_source == f"file '{tmp_path / 'a.pt'}'"
+
+
+def test_a_users_function_is_called_with_the_sizes_of_the_weights_file(user_module: str, tmp_path: Path) -> None:
+    source = build(f"{user_module}:net", 6, channels=1)
+    base = load_base(f"{user_module}:net", weights=saved(tmp_path / "a.pt", source))
+    assert identity(base.module) == identity(source)
+    included = load_base(f"{user_module}:net", weights="included", classes=4, channels=3)
+    assert included.module(torch.zeros(1, 3, 8, 8)).shape == (1, 4)
+
+
+def test_other_numbers_of_channels_are_refused(user_module: str) -> None:
+    with pytest.raises(ModelError, match=r"takes images of 12 channels; 3 \(RGB\) and 1 \(grey\) are accepted"):
+        load_base(f"{user_module}:net", weights="included", classes=4, channels=12)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "shufflenet_v2_x0_5", "squeezenet1_1"])
+def test_torchvision_models_take_the_input_of_their_default_weights(name: str, tmp_path: Path) -> None:
+    source = build(f"torchvision:{name}", 7).eval()
+    base = load_base(f"torchvision:{name}", weights=saved(tmp_path / "a.pt", source))
+    assert identity(base.module) == identity(source)
+    assert base.input is not None
+    assert (base.input.height, base.input.fit, base.input.shorter_side, base.input.colour) == (224, "crop", 256, "RGB")
+    assert "Weights.IMAGENET1K_V1, which may not be those of the weights file" in base.input.source
+
+
+@pytest.mark.slow
+def test_auxiliary_heads_are_left_out(tmp_path: Path) -> None:
+    models = import_torchvision().models
+    source = models.get_model("googlenet", weights=None, num_classes=7, init_weights=False, transform_input=True).eval()
+    base = load_base("torchvision:googlenet", weights=saved(tmp_path / "a.pt", source))
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(base.module(x), source(x))
+    assert "transform_input=True" in base.weights_source
+
+
+def test_weights_that_cannot_be_downloaded_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise URLError("no network")
+
+    import_torchvision()
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
+    with pytest.raises(
+        ModelError, match=r"cannot be downloaded .*put resnet18-f37072fd\.pth from .* into .*checkpoints"
+    ):
+        load_base("torchvision:resnet18", weights="DEFAULT")
+    with pytest.raises(
+        ModelError, match="neither a file nor weights of 'torchvision:resnet18', which has IMAGENET1K_V1"
+    ):
+        load_base("torchvision:resnet18", weights="IMAGENET1K_V9")
+
+
+@pytest.fixture
+def timm() -> Any:
+    import_torchvision()
+    return pytest.importorskip("timm")
+
+
+def test_timm_models_take_their_own_input(timm: Any, tmp_path: Path) -> None:
+    source = timm.create_model("resnet10t", num_classes=5, in_chans=1).eval()
+    base = load_base("timm:resnet10t.c3_in1k", weights=saved(tmp_path / "a.pt", source))
+    assert identity(base.module) == identity(source)
+    assert base.input is not None
+    assert (base.input.height, base.input.shorter_side, base.input.colour) == (176, 201, "L")
+    assert base.input.mean == pytest.approx((0.449,))
+    assert "timm's pretrained_cfg" in base.input.source
+
+
+def test_unknown_timm_weights_are_named(timm: Any) -> None:
+    with pytest.raises(ModelError, match="timm has no weights 'c4_in1k' of 'resnet10t'; did you mean"):
+        load_base("timm:resnet10t.c4_in1k")
+    with pytest.raises(ModelError, match="Model 'timm:resnet10t' has no weights"):
+        load_base("timm:resnet10t")
+
+
+def test_timm_weights_that_cannot_be_downloaded_are_named(timm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(timm, "create_model", fail)
+    with pytest.raises(
+        ModelError, match=r"no network.*bring model\.safetensors of https://huggingface\.co/timm/resnet10t"
+    ):
+        load_base("timm:resnet10t", weights="DEFAULT")
+    with pytest.raises(
+        ModelError, match=r"model\.safetensors and config\.json of https://huggingface\.co/org/name must"
+    ):
+        load_base("hf_hub:org/name")
+
+
+@pytest.fixture
+def transformers() -> Any:
+    import_torchvision()
+    return pytest.importorskip("transformers")
+
+
+def tiny_vit(transformers: Any, folder: Path, **settings: object) -> nn.Module:
+    config = transformers.ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=16,
+        patch_size=8,
+        **settings,
+    )
+    model: nn.Module = transformers.ViTForImageClassification(config).eval()
+    model.save_pretrained(folder)  # type: ignore[operator]
+    preprocessor = {"size": {"height": 16, "width": 16}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    return model
+
+
+def test_a_hugging_face_folder_is_loaded_with_its_input_and_classes(transformers: Any, tmp_path: Path) -> None:
+    source = tiny_vit(
+        transformers, tmp_path, id2label={0: "cat", 1: "dog", 2: "owl"}, label2id={"cat": 0, "dog": 1, "owl": 2}
+    )
+    base = load_base(f"transformers:{tmp_path}")
+    x = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(return_logits(base.module, x)(x), source(x).logits)
+    assert base.classes == ("cat", "dog", "owl")
+    assert base.input is not None
+    assert (base.input.fit, base.input.resize, base.input.mean) == ("stretch", "bicubic", (0.5, 0.5, 0.5))
+
+
+def test_generic_hugging_face_labels_are_not_class_names(transformers: Any, tmp_path: Path) -> None:
+    tiny_vit(transformers, tmp_path, num_labels=4)
+    assert load_base(f"transformers:{tmp_path}").classes is None
+
+
+def test_hugging_face_models_without_a_trained_head_are_refused(transformers: Any, tmp_path: Path) -> None:
+    source = tiny_vit(transformers, tmp_path, num_labels=4)
+    source.vit.save_pretrained(tmp_path)  # type: ignore[union-attr,operator]
+    with pytest.raises(ModelError, match="has no trained weights for 2 tensors .first: 'classifier.bias'"):
+        load_base(f"transformers:{tmp_path}")
+
+
+def test_the_error_without_transformers_names_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(
+        ExtraMissingError, match="needs transformers, which is not installed; `pip install transformers`"
+    ):
+        load_base("transformers:org/name")
+
+
+def test_an_unknown_model_is_refused_with_what_is_accepted() -> None:
+    with pytest.raises(ModelError, match="'resnet-20' is not known .*torch.export file.; did you mean 'resnet20'"):
+        load_base("resnet-20")

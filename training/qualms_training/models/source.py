@@ -1,0 +1,257 @@
+"""Any classification network with its trained weights, as a frozen base."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from qualms_training.errors import ModelError, did_you_mean
+from qualms_training.models import hugging_face, opaque
+from qualms_training.models.channels import expected_channels
+from qualms_training.models.checkpoint import freeze, load_weights, read_state_dict
+from qualms_training.models.external import find_function, from_function, from_timm, from_torchvision
+from qualms_training.models.input_defaults import InputDefaults, from_timm_config, from_torchvision_weights
+from qualms_training.models.pretrained import (
+    DEFAULT,
+    HUB,
+    timm_with_weights,
+    torchvision_weights,
+    torchvision_with_weights,
+)
+from qualms_training.models.registry import FIXED_SIZE, NAMES, from_name
+
+INCLUDED = "included"
+ACCEPTED = (
+    f"{', '.join(NAMES)}, torchvision:NAME, timm:NAME, hf_hub:ORGANISATION/NAME, transformers:FOLDER_OR_NAME, "
+    "package.module:function, or a TorchScript or torch.export file"
+)
+_AUXILIARY_HEADS = ("aux1.", "aux2.", "AuxLogits.")  # of GoogLeNet and Inception v3, used in training only
+_FILE_OR_DEFAULT = "--weights FILE, or weights of the model such as --weights DEFAULT"
+_OTHER_FILES = (".safetensors", ".ckpt", ".bin", ".pkl", ".onnx")
+
+
+@dataclass(frozen=True)
+class LoadedBase:
+    """A classifier with its trained weights, frozen, and what its configuration says about it."""
+
+    module: nn.Module
+    """normalised images (N, C, H, W) to logits (N, K), or to an output in which `logits.find_logits` finds them"""
+    input: InputDefaults | None
+    """the input that it was made for; None if it does not say"""
+    classes: tuple[str, ...] | None
+    """names of its classes; None if it has none"""
+    opaque: str | None
+    """what cannot be tapped in a network without Python code; None otherwise"""
+    weights_source: str
+    image_size: tuple[int, int] | None = None
+    """height and width, if it runs with no others"""
+
+
+def load_base(
+    spec: str,
+    *,
+    weights: str | None = None,
+    classes: int | None = None,
+    channels: int | None = None,
+    height: int | None = None,
+    width: int | None = None,
+) -> LoadedBase:
+    """The network `spec` with its trained weights, frozen; ModelError if it has none, as weights are never random.
+
+    `weights` is a state-dict file (.pt, .pth, .safetensors), the name of weights that the library publishes (`DEFAULT` for
+    its best), or `included` if the user's function loads them. `classes` is the number of classes of a weights file; by
+    default it is read from the file. `channels`, `height` and `width` of the images are needed by networks that do not
+    know them.
+    """
+    sizes = {"classes": classes, "channels": channels, "height": height, "width": width}
+    base = _load(spec, weights, {name: size for name, size in sizes.items() if size is not None})
+    freeze(base.module)
+    _check_channels(spec, expected_channels(base.module), channels)
+    return base
+
+
+def base_of_module(module: nn.Module) -> LoadedBase:
+    """A network that is a Python object, frozen, with what its own configuration says about it."""
+    freeze(module)
+    return LoadedBase(module, _configured_input(module), hugging_face.class_names(module), None, "with its own weights")
+
+
+def _load(spec: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBase:
+    source, _, name = spec.partition(":")
+    if spec in NAMES:
+        return _named(spec, weights, sizes)
+    if Path(spec).is_file() or Path(spec).suffix in (*opaque.SUFFIXES, *_OTHER_FILES):
+        return _opaque(spec, weights, sizes)
+    if spec.startswith(HUB):
+        return _timm(spec, weights, sizes)
+    if not source or not name:
+        raise ModelError(f"Model {spec!r} is not known (accepted: {ACCEPTED}){did_you_mean(spec, NAMES)}")
+    loaders = {"torchvision": _torchvision, "timm": _timm, "transformers": _transformers}
+    if source in loaders:
+        return loaders[source](name, weights, sizes)
+    return _function(spec, weights, sizes)
+
+
+def _named(name: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBase:
+    file = _weights_file(name, weights, "--weights FILE")
+    if name in FIXED_SIZE and not {"height", "width"} <= sizes.keys():
+        raise ModelError(f"Model {name!r} is built for one size of images; give their height and width.")
+
+    def make(found: Mapping[str, int]) -> nn.Module:
+        return from_name(name, **{"classes": 2, "channels": 3, "height": 32, "width": 32, **found})
+
+    return LoadedBase(_with_file(make, file, sizes), None, None, None, f"file {str(file)!r}")
+
+
+def _torchvision(name: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBase:
+    if weights is not None and not _is_file(weights):
+        member = torchvision_weights(name, weights)
+        module = torchvision_with_weights(name, member)
+        defaults = from_torchvision_weights(member, of_file=False)
+        return LoadedBase(module, defaults, _categories(member), None, f"torchvision's {member}")
+    file = _weights_file(f"torchvision:{name}", weights, _FILE_OR_DEFAULT)
+    member = torchvision_weights(name, DEFAULT)
+    options, note = {}, ""
+    if name in {"googlenet", "inception_v3"}:
+        # torchvision sets transform_input with its weights, and the input's defaults are those of its weights.
+        options = {"aux_logits": False, "init_weights": False, "transform_input": True}
+        note = ", with transform_input=True as for torchvision's own weights"
+    module = _with_file(
+        lambda found: from_torchvision(name, found.get("classes"), found.get("channels"), **options),
+        file,
+        sizes,
+        ignored=_AUXILIARY_HEADS if options else (),
+    )
+    defaults = from_torchvision_weights(member, of_file=True)
+    return LoadedBase(module, defaults, None, None, f"file {str(file)!r}{note}")
+
+
+def _timm(name: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBase:
+    names_weights = name.startswith(HUB) or "." in name  # a tag names weights
+    if weights == DEFAULT or (weights is None and names_weights):
+        module = timm_with_weights(name)
+        said = f"timm's weights of {name}"
+    else:
+        file = _weights_file(f"timm:{name}", weights, _FILE_OR_DEFAULT)
+        module = _with_file(lambda found: from_timm(name, found.get("classes"), found.get("channels")), file, sizes)
+        said = f"file {str(file)!r}"
+    return LoadedBase(module, _configured_input(module), None, None, said)
+
+
+def _transformers(name: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBase:
+    if weights in {None, DEFAULT, INCLUDED}:
+        module, said = hugging_face.from_hugging_face(name), f"those of {name!r}"
+    else:
+        file = _weights_file(f"transformers:{name}", weights, "--weights FILE")
+        module = _with_file(lambda found: hugging_face.with_random_weights(name, found.get("classes")), file, sizes)
+        said = f"file {str(file)!r}"
+    defaults = hugging_face.input_defaults(name)
+    channels = expected_channels(module)
+    names = hugging_face.class_names(module)
+    return LoadedBase(module, defaults and defaults.for_channels(channels), names, None, said)
+
+
+def _function(spec: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBase:
+    hint = "--weights FILE, or --weights included if the function loads them itself"
+    if weights == INCLUDED:
+        module, said = from_function(spec, _with_aliases(sizes)), "those that the function loads"
+    else:
+        file = _weights_file(spec, weights, hint)
+        required = _required_parameters(spec)
+        unknown = {name: 3 if name == "channels" else 2 for name in required & {"classes", "num_classes", "channels"}}
+        module = _with_file(lambda found: from_function(spec, {**unknown, **_with_aliases(found)}), file, sizes)
+        said = f"file {str(file)!r}"
+    return LoadedBase(module, _configured_input(module), hugging_face.class_names(module), None, said)
+
+
+def _opaque(spec: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBase:
+    if weights not in {None, INCLUDED}:
+        raise ModelError(f"Model file {spec!r} holds its own weights, so weights {weights!r} cannot be loaded into it.")
+    module = opaque.load_file(Path(spec), sizes.get("channels"), sizes.get("height"), sizes.get("width"))
+    return LoadedBase(module, None, None, module.lost, f"those in {spec!r}", module.image_size)
+
+
+def _with_file(
+    make: Callable[[Mapping[str, int]], nn.Module], file: Path, sizes: Mapping[str, int], ignored: tuple[str, ...] = ()
+) -> nn.Module:
+    """The network that `make` builds for `sizes`, with the weights of `file`.
+
+    The numbers of classes and channels that `sizes` lacks are read from the file: the network is built with its own
+    numbers first and, if the first or last layers have other shapes in the file, again.
+    """
+    model = make(sizes)
+    expected = model.state_dict()
+    found = {**_sizes_in_file(model, expected, read_state_dict(file, expected)), **sizes}
+    if found != dict(sizes):
+        model = make(found)
+    load_weights(model, file, ignored=ignored)
+    return model
+
+
+def _sizes_in_file(model: nn.Module, expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, int]:
+    """Numbers of classes and channels in a state dict, where they differ from those of `model`."""
+    sizes = {}
+    first = next((name for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)), None)
+    differing = {
+        name: state[name].shape
+        for name, tensor in expected.items()
+        if name in state and state[name].shape != tensor.shape
+    }
+    if (shape := differing.pop(f"{first}.weight", None)) is not None and len(shape) == 4:
+        sizes["channels"] = shape[1]
+    heads = {shape[0] for name, shape in differing.items() if shape and shape[1:] == expected[name].shape[1:]}
+    if len(heads) == 1:
+        sizes["classes"] = heads.pop()
+    return sizes
+
+
+def _weights_file(spec: str, weights: str | None, hint: str) -> Path:
+    if weights is None:
+        raise ModelError(f"Model {spec!r} has no weights, and a base is never trained here; give them with {hint}.")
+    if not _is_file(weights):
+        raise ModelError(f"Weights {weights!r} of model {spec!r} are not a file; give them with {hint}.")
+    return Path(weights)
+
+
+def _is_file(weights: str) -> bool:
+    """Whether `weights` is meant to be a file, which load_weights then reports if it does not exist."""
+    path = Path(weights)
+    return path.exists() or path.suffix in {*opaque.SUFFIXES, *_OTHER_FILES} or len(path.parts) > 1
+
+
+def _with_aliases(sizes: Mapping[str, int]) -> dict[str, int]:
+    """`sizes` with the number of classes also by torchvision's and timm's name."""
+    return {**sizes, "num_classes": sizes["classes"]} if "classes" in sizes else dict(sizes)
+
+
+def _required_parameters(spec: str) -> set[str]:
+    """The parameters without a default of the user's function."""
+    try:
+        parameters = inspect.signature(find_function(spec)).parameters.values()
+    except (TypeError, ValueError):  # a callable without a signature
+        return set()
+    return {parameter.name for parameter in parameters if parameter.default is parameter.empty}
+
+
+def _configured_input(module: nn.Module) -> InputDefaults | None:
+    """The input by the `pretrained_cfg` that timm, or a user's function, gives a model."""
+    config: object = getattr(module, "pretrained_cfg", None)
+    defaults = from_timm_config(config) if isinstance(config, Mapping) else None
+    return defaults and defaults.for_channels(expected_channels(module))
+
+
+def _categories(member: Any) -> tuple[str, ...] | None:
+    names = member.meta.get("categories")
+    return tuple(names) if names else None
+
+
+def _check_channels(spec: str, expected: int | None, wanted: int | None) -> None:
+    if expected is None:
+        return
+    if wanted is not None and wanted != expected:
+        raise ModelError(f"Model {spec!r} takes images of {expected} channels, not {wanted}.")
+    if expected not in {1, 3}:
+        raise ModelError(f"Model {spec!r} takes images of {expected} channels; 3 (RGB) and 1 (grey) are accepted.")
