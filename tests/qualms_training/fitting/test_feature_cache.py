@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from qualms_training.data.lazy_images import LazyImages
 from qualms_training.errors import ModelError
 from qualms_training.fitting import probe
 from qualms_training.fitting.feature_cache import Features, cache_key, cached_features
@@ -277,3 +278,22 @@ def test_a_non_finite_tap_is_refused_although_the_logits_are_finite(tmp_path: Pa
     )
     with pytest.raises(ModelError, match="Tap 'broken' reaches nan"):
         fill(extractor, tmp_path)
+
+
+def test_images_that_are_decoded_when_they_are_used_are_identified_by_their_digest(tmp_path: Path) -> None:
+    lazy = LazyImages(lambda index: IMAGES[index], np.arange(len(IMAGES)), IMAGES.shape[1:], lambda: "the pixels")
+    cached = cached_features(new_extractor(), lazy, tmp_path / "lazy", CPU, batch=7)
+    expected = fill(new_extractor(), tmp_path / "array", batch=7)
+    for one, other in zip([cached.logits, *cached.taps], [expected.logits, *expected.taps], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert entries(tmp_path / "lazy") == [cache_key(new_extractor(), lazy)]
+    again = cached_features(new_extractor(), lazy, tmp_path / "lazy", CPU)
+    assert again.folder == cached.folder
+
+
+def test_batches_of_large_images_are_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qualms.bundle.runtime.BATCH_VALUES", 8 * IMAGES[0].size)
+    sizes = list[int]()
+    fill(new_extractor(), tmp_path, progress=sizes.append)
+    assert sizes[0] == 8
+    assert sum(sizes) == len(IMAGES)

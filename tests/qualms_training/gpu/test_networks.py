@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from qualms.bundle.embedded import available, resolve_model
 from qualms_training.bench.gpu_table import NETWORKS, export, networks
+from qualms_training.bench.large_bundles import large_recipe
+from qualms_training.bench.random_networks import random_graph, random_images
 from qualms_training.gpu import kernels
 from qualms_training.gpu.placement import optimise, place, read_graph
 from qualms_training.meta.flag_score import generalised_entropy, predicted
@@ -51,3 +53,13 @@ def test_the_flag_score_of_many_classes_runs_on_cuda() -> None:
     data = to_onnx(GeneralisedEntropy(), np.zeros((2, 1000), np.float32), ["entropy"])
     assert "TopK" in {node.operator for node in read_graph(data).nodes}
     assert_runs_on_cuda_alone(data)
+
+
+@pytest.mark.parametrize(
+    ("model", "side"),
+    [("torchvision:resnet50", 64), ("torchvision:vit_b_16", 224), ("torchvision:convnext_tiny", 64)],
+)
+def test_every_node_of_an_imagenet_network_runs_on_cuda(model: str, side: int) -> None:
+    recipe = large_recipe("random-weights", {"base": {"model": model, "epochs": 1, "lr": 0.1}}, side)
+    graph = random_graph(recipe, 1000)
+    assert_runs_on_cuda_alone(to_onnx(graph, random_images(recipe, 2), graph.outputs))

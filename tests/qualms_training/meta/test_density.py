@@ -1,13 +1,18 @@
 """Distances from the training data are Mahalanobis distances of unit features."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from sklearn.covariance import EmpiricalCovariance
+from sklearn.covariance import EmpiricalCovariance, LedoitWolf
 
 import qualms_training.meta.density
-from qualms_training.meta.density import MIN_VARIANCE, Density, TapDensity
+import qualms_training.meta.within_class
+from qualms_training.meta.density import MIN_LENGTH, MIN_VARIANCE, Density, TapDensity
+from qualms_training.meta.within_class import WithinClass
 
 
 @pytest.fixture
@@ -145,3 +150,122 @@ def test_ood_features_are_farther_than_training_features(
     id_distances = density(torch.from_numpy(features)).amin(dim=1)
     ood_distances = density(torch.from_numpy(ood_features)).amin(dim=1)
     assert ood_distances.median() > torch.quantile(id_distances, 0.95)
+
+
+def many_classes(rng: np.random.Generator, labels: NDArray[np.int64], widths: tuple[int, ...]) -> list[NDArray[Any]]:
+    """Features whose class means differ in fewer directions than the features have."""
+    place = np.random.default_rng(5)
+    centres = place.normal(size=(300, 20))
+    return [
+        (centres[labels] @ place.normal(size=(20, width)) + rng.normal(size=(len(labels), width))).astype(np.float32)
+        for width in widths
+    ]
+
+
+@pytest.mark.parametrize("classes", [3, 300])
+def test_the_folded_distance_is_the_same(classes: int) -> None:
+    rng = np.random.default_rng(3)
+    labels = rng.integers(classes, size=3000)
+    density = Density([24, 200], classes)
+    density.fit(many_classes(rng, labels, (24, 200)), labels)
+    images = [torch.from_numpy(tap) for tap in many_classes(rng, labels[:100], (24, 200))]
+    torch.testing.assert_close(density.folded()(images), density(images), rtol=1e-4, atol=1e-3)
+
+
+def test_many_classes_get_fewer_weights_and_almost_the_same_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    labels = rng.integers(300, size=6000)
+    widths = (24, 120)
+    train, images = many_classes(rng, labels, widths), many_classes(rng, labels[:500], widths)
+    narrow = Density(widths, 300)
+    monkeypatch.setattr(qualms_training.meta.density, "MANY_CLASSES", 300)
+    wide = Density(widths, 300)
+    wide.fit(train, labels)
+    monkeypatch.undo()
+    narrow.fit(train, labels)
+    taps = [torch.from_numpy(tap) for tap in images]
+    assert np.corrcoef(narrow(taps).squeeze(1), wide(taps).squeeze(1))[0, 1] > 0.98
+
+    def weights(density: Density) -> int:
+        return sum(buffer.numel() for buffer in density.folded().buffers())
+
+    assert weights(Density([1280], 1000)) < 1280 * 129 + 128 * 65 + 1000 * 66
+    assert weights(narrow) == (24 * 25 + 120 * 121) + 64 * (300 + 144) + 300
+
+
+def test_features_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    labels = rng.integers(3, size=2000)
+    rows = clusters(rng, labels, 24, 1).astype(np.float16)
+    np.save(tmp_path / "tap.npy", rows)
+    at_once = fitted(rows.astype(np.float32), labels)
+    monkeypatch.setattr(qualms_training.meta.within_class, "PART", 24 * 100)
+    in_parts = TapDensity(24, 3)
+    in_parts.fit(np.load(tmp_path / "tap.npy", mmap_mode="r"), labels)
+    some = torch.from_numpy(rows[:50].astype(np.float32))
+    torch.testing.assert_close(in_parts(some), at_once(some), rtol=1e-4, atol=1e-3)
+
+
+def test_variances_of_many_rows_are_estimated_from_a_selection(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    labels = rng.integers(3, size=9000)
+    rows = clusters(rng, labels, 8, 1)
+    whole = fitted(rows, labels)
+    monkeypatch.setattr(qualms_training.meta.within_class, "MAX_ROWS", 3000)
+    monkeypatch.setattr(qualms_training.meta.within_class, "PART", 8 * 1000)
+    some = torch.from_numpy(rows[:50])
+    torch.testing.assert_close(fitted(rows, labels)(some), whole(some), rtol=0.2, atol=0.1)
+
+
+def test_a_wide_tap_has_the_same_directions_without_its_covariance_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    labels = rng.integers(3, size=3000)
+    decay = np.geomspace(0.01, 1, 200, dtype=np.float32)  # the variances of a network's features fall about as fast
+    rows = decay * clusters(rng, labels, 200, 1)
+    monkeypatch.setattr(qualms_training.meta.density, "MAX_FACTOR_SIZE", 20 * 200)
+    exact = fitted(rows, labels)
+    monkeypatch.setattr(qualms_training.meta.within_class, "MAX_COVARIANCE_WIDTH", 100)
+    randomised = fitted(rows, labels)
+    assert randomised.factor.shape == (20, 200)
+    some = torch.from_numpy(rows[:200])
+    torch.testing.assert_close(randomised(some), exact(some), rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["covariance", "randomised"])
+def test_images_that_were_not_in_a_small_training_set_are_hardly_farther(
+    exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exact:
+        monkeypatch.setattr(qualms_training.meta.within_class, "MAX_COVARIANCE_WIDTH", 100)
+    rng = np.random.default_rng(3)
+    labels = rng.integers(3, size=100)
+    train, test = clusters(rng, labels, 300, 1), clusters(rng, labels, 300, 1)
+    density = fitted(train, labels)
+    seen, unseen = (density(torch.from_numpy(rows)).amin(dim=1).median() for rows in (train, test))
+    assert unseen < 2 * seen
+
+
+@pytest.mark.parametrize("per_class", [1, 2])
+def test_classes_with_one_or_two_images_give_finite_distances_that_detect_ood_features(per_class: int) -> None:
+    rng = np.random.default_rng(3)
+    labels = np.tile(np.arange(300), per_class)
+    train = many_classes(rng, labels, (24, 60))
+    density = Density([24, 60], 301)
+    density.fit(train, labels)
+    known = density([torch.from_numpy(tap) for tap in many_classes(rng, np.arange(300), (24, 60))])
+    ood = density([torch.from_numpy(rng.normal(size=(300, width)).astype(np.float32)) for width in (24, 60)])
+    assert torch.isfinite(known).all()
+    assert known.median() > 0
+    assert ood.median() > torch.quantile(known, 0.9)
+
+
+def test_the_largest_variances_of_few_rows_are_those_of_ledoit_and_wolf() -> None:
+    rng = np.random.default_rng(3)
+    rows = rng.normal(size=(80, 120)) * np.geomspace(0.3, 2, 120)
+    labels = np.zeros(80, np.int64)
+    within = WithinClass(rows, labels, 1, MIN_LENGTH)
+    values, vectors = within.largest_variances(5)
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    expected = LedoitWolf(assume_centered=True).fit(unit - unit.mean(axis=0)).covariance_
+    np.testing.assert_allclose(values, np.linalg.eigvalsh(expected)[::-1][:5], rtol=1e-6)
+    np.testing.assert_allclose(expected @ vectors, vectors * values, atol=1e-8)

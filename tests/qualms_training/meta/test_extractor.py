@@ -97,6 +97,33 @@ def test_invalid_reductions_are_refused(arguments: dict[str, object], sentence: 
         Reduce(**cast(Any, arguments))
 
 
-def test_pooling_refuses_taps_of_tokens() -> None:
-    with pytest.raises(RecipeError, match=r"A tap of shape \(197, 768\) cannot be pooled; accepted are"):
-        Reduce("pool").output_shape((197, 768))
+@pytest.mark.parametrize("count", [2, 5, 197])
+def test_tokens_are_pooled_to_the_class_token_and_the_mean(count: int) -> None:
+    tokens = torch.randn(2, count, 3)
+    reduced = Reduce("pool", grid=2)(tokens)
+    assert torch.equal(reduced[:, :3], tokens[:, 0])
+    np.testing.assert_allclose(reduced[:, 3:], tokens.double().mean(1), rtol=1e-5, atol=1e-6)
+    assert Reduce("pool", grid=2).output_shape((count, 3)) == (6,)
+
+
+@pytest.mark.parametrize("count", [4, 196])
+def test_a_square_of_tokens_without_a_class_token_is_pooled_to_mean_and_maximum(count: int) -> None:
+    tokens = torch.randn(2, count, 3)
+    reduced = Reduce("pool")(tokens)
+    assert torch.equal(reduced[:, 3:], tokens.amax(1))
+    np.testing.assert_allclose(reduced[:, :3], tokens.double().mean(1), rtol=1e-5, atol=1e-6)
+    assert Reduce("pool").output_shape((count, 3)) == (6,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("pool", (1, 3)), ("pool", (9, 1)), ("flatten", (4, 3)), ("flatten", (5, 3))]
+)
+def test_a_single_token_is_only_flattened_and_flatten_keeps_all_tokens(kind: Any, shape: tuple[int, int]) -> None:
+    tokens = torch.randn(2, *shape)
+    assert torch.equal(Reduce(kind)(tokens), tokens.reshape(2, -1))
+    assert Reduce(kind).output_shape(shape) == (shape[0] * shape[1],)
+
+
+def test_pooling_refuses_taps_of_more_axes() -> None:
+    with pytest.raises(RecipeError, match=r"A tap of shape \(4, 16, 8, 8\) cannot be pooled; accepted are"):
+        Reduce("pool").output_shape((4, 16, 8, 8))

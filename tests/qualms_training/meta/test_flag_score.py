@@ -201,6 +201,16 @@ def test_the_error_for_too_few_images_states_the_number_needed(images: int) -> N
         FlagScore(WIDTHS, K, images)
 
 
+def test_rounding_errors_of_nearly_constant_probabilities_are_not_amplified() -> None:
+    fit = Images(400, seed=1)
+    fit.logits *= np.float32(1e-9)  # of an untrained network; the entropies then differ in their last digits only
+    flag_score = fitted(fit)
+    scores = flag_score.of_arrays(*fit.arrays)
+    noise = np.random.default_rng(0).normal(size=fit.logits.shape)
+    fit.logits = (fit.logits * (1 + 1e-6 * noise)).astype(np.float32)
+    np.testing.assert_allclose(flag_score.of_arrays(*fit.arrays), scores, atol=1e-6)
+
+
 def test_without_distance_the_flag_score_has_two_terms() -> None:
     fit = Images(400, seed=1)
     with_distance, without = fitted(fit), fitted(fit, distance=False)

@@ -153,3 +153,12 @@ def test_a_saved_state_gives_the_same_alpha() -> None:
     loaded.load_state_dict(saved.state_dict())
     for ours, theirs in zip(images.joined(loaded), images.joined(saved), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_rounding_errors_of_constant_flag_scores_do_not_change_the_evidence() -> None:
+    module, images, rng = JoinedAlpha(10, FIT), Draws(FIT, 10, seed=0), np.random.default_rng(0)
+    images.flag_scores = 1e-9 * rng.normal(size=FIT)
+    module.fit(images.logits, images.labels, images.flag_scores)
+    before = images.joined(module)[1]
+    images.flag_scores = 1e-9 * rng.normal(size=FIT)
+    np.testing.assert_allclose(images.joined(module)[1], before, rtol=1e-6)

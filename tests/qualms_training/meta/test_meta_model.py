@@ -1,5 +1,7 @@
 """Meta-models have the published or the pooled structure and size, and equal seeds give equal weights."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -157,15 +159,51 @@ def test_the_base_class_has_no_forward_pass() -> None:
         MetaModel()([torch.zeros(1, 1)])
 
 
-@pytest.mark.parametrize("form", ["pooled", "published"])
-def test_the_folded_meta_model_computes_the_same(form: str) -> None:
+FORMS: dict[str, Callable[[], MetaModel]] = {
+    "pooled": lambda: PooledMeta([(12,), (6,)], 4, [8]),
+    "pooled, two hidden layers": lambda: PooledMeta([(12,), (6,)], 4, [8, 5]),
+    "pooled, no hidden layer": lambda: PooledMeta([(12,), (6,)], 4, []),
+    "published": lambda: PublishedMeta([(12,), (6,)], 4, ["8-4", "4"]),
+}
+
+
+@pytest.mark.parametrize("many_classes", [False, True], ids=["few classes", "many classes"])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_folded_meta_model_computes_the_same(
+    form: str, many_classes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if many_classes:
+        monkeypatch.setattr("qualms_training.meta.meta_model.MAX_BRANCH_OUTPUTS", 31)
     torch.manual_seed(0)
     features = [3 + 5 * torch.randn(40, 12), 100 * torch.randn(40, 6)]
-    model: MetaModel = (
-        PooledMeta([(12,), (6,)], 4, [8]) if form == "pooled" else PublishedMeta([(12,), (6,)], 4, ["8-4", "4"])
-    )
+    model = FORMS[form]()
     if isinstance(model, PooledMeta):
         model.fit_scales(features)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     torch.testing.assert_close(model.folded()(features), model(features), rtol=1e-5, atol=1e-5)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_folded_pooled_form_has_no_layer_of_classes_times_classes() -> None:
+    model = PooledMeta([(12,), (6,)], 100, [8])
+    assert count(model) == 12 * 8 + 8 + 6 * 8 + 8 + 2 * (8 * 100 + 100) + 200 * 100 + 100
+    assert count(model.folded()) == 12 * 8 + 8 + 6 * 8 + 8 + 16 * 100 + 100
+
+
+def test_branches_have_no_class_outputs_if_the_last_layer_would_be_too_large() -> None:
+    with torch.device("meta"):
+        wide, direct = (PooledMeta([(80,)] * taps, 1000, [64]) for taps in (8, 9))
+        assert wide.combine.weight.shape == (1000, 8 * 1000)
+        assert direct.combine.weight.shape == (1000, 9 * 64)
+        assert count(PooledMeta([(1280,)] * 5, 21_000, [64])) < 8_000_000
+    model = PooledMeta([(8,), (6,)], 2100, [4])
+    assert model([torch.zeros(5, 8), torch.zeros(5, 6)]).shape == (5, 2100)
+
+
+def test_scales_are_fitted_to_memory_mapped_features(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(5000, 6)).astype(np.float16)
+    np.save(tmp_path / "tap.npy", rows)
+    mapped, in_memory = Scale(), Scale()
+    mapped.fit(np.load(tmp_path / "tap.npy", mmap_mode="r"))
+    in_memory.fit(torch.from_numpy(rows))
+    assert torch.equal(mapped.spread, in_memory.spread)

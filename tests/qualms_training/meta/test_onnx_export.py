@@ -16,7 +16,8 @@ import qualms_training
 from qualms.bundle.runtime import GraphRunner
 from qualms_training.errors import ExportError
 from qualms_training.meta.graph import BaseGraph, BundleGraph
-from qualms_training.meta.onnx_export import compare, export_graph, to_onnx
+from qualms_training.meta.graph_comparison import compare
+from qualms_training.meta.onnx_export import export_graph, to_onnx
 
 pytestmark = pytest.mark.slow
 
@@ -167,7 +168,7 @@ def append_operator(name: str, operator: str, *inputs: Any) -> Tamper:
 @pytest.mark.parametrize(
     ("tamper", "message"),
     [
-        (change_a_weight, "log α by|fused_terms by"),
+        (change_a_weight, "log α by|fused_terms by|meta_alpha by"),
         (swap("entropy", "mutual_information"), "entropy|mutual_information"),
         (append_operator("expected_entropy", "Mul", np.float32(1.01)), "expected_entropy"),
         (append_operator("precision", "Log"), "precision"),
@@ -202,3 +203,10 @@ def test_the_error_for_a_model_that_torch_cannot_export_is_one_sentence() -> Non
     with pytest.raises(ExportError, match="PyTorch cannot export this model: ") as caught:
         to_onnx(CannotBeExported(), np.zeros((2, 4, 4, 3), np.uint8), ["value"])
     assert "\n" not in str(caught.value)
+
+
+def test_weights_that_do_not_fit_in_one_file_are_refused_before_the_export() -> None:
+    with torch.device("meta"):
+        module = nn.Linear(30_000, 20_000)
+    with pytest.raises(ExportError, match=r"would have 2\.40 GB of weights; an ONNX file has at most 2\.13 GB"):
+        to_onnx(module, np.zeros((2, 4), np.float32), ["value"])

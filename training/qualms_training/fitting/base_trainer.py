@@ -1,5 +1,6 @@
-"""Train a base classifier on images in memory, with checkpoints that resume exactly."""
+"""Train a base classifier on images, with checkpoints that resume exactly."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,17 +10,21 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from qualms_training.data.lazy_images import Pixels
 from qualms_training.fitting.loop import Hooks, Progress, Schedule, make_optimizer, run
 from qualms_training.meta.extractor import Normalise
 from qualms_training.recipe import BaseSection
 
 _PAD = 4
+_MAX_BATCH = 512
+_BATCH_VALUES = 2**22
+"""values of the images in a batch: 27 images of 224 × 224 × 3; a network's activations take 10 to 30 times as many"""
 
 
 def train_base(
     model: nn.Module,
     normalise: Normalise,
-    images: NDArray[np.uint8],
+    images: Pixels,
     labels: NDArray[np.int64],
     section: BaseSection,
     *,
@@ -37,13 +42,13 @@ def train_base(
     """
     model.to(device)
     normalise.to(device)
-    pixels, targets = torch.from_numpy(images), torch.from_numpy(labels)
+    targets = torch.from_numpy(labels)
     schedule = Schedule(len(labels), section.batch, section.epochs, section.rate(len(labels)), seed, clip_norm)
     optimizer = make_optimizer(model, section)
 
     def loss(indices: NDArray[np.int64], generator: torch.Generator) -> Tensor:
         chosen = torch.from_numpy(indices)
-        batch = pixels[chosen]
+        batch = torch.from_numpy(images[indices])
         if section.augment == "crop-flip":
             batch = crop_and_flip(batch, generator)
         return criterion(model(normalise(batch.to(device))), targets[chosen].to(device))
@@ -65,13 +70,19 @@ def crop_and_flip(images: Tensor, generator: torch.Generator) -> Tensor:
 
 @torch.inference_mode()
 def predict_logits(
-    model: nn.Module, normalise: Normalise, images: NDArray[np.uint8], device: torch.device, batch: int = 512
+    model: nn.Module, normalise: Normalise, images: Pixels, device: torch.device, batch: int | None = None
 ) -> NDArray[np.float32]:
-    """Logits (N, K) of images (N, H, W, C)."""
+    """Logits (N, K) of images (N, H, W, C), `batch` at a time; by default as many as `inference_batch` says."""
     model.to(device).eval()
     normalise.to(device)
+    size = batch or inference_batch(images.shape)
     parts = [
-        model(normalise(torch.from_numpy(images[start : start + batch]).to(device))).float().cpu()
-        for start in range(0, len(images), batch)
+        model(normalise(torch.from_numpy(images[start : start + size]).to(device))).float().cpu()
+        for start in range(0, len(images), size)
     ]
     return torch.cat(parts).numpy()
+
+
+def inference_batch(shape: tuple[int, ...]) -> int:
+    """Number of images (N, H, W, C) in a batch, so that the memory of a batch does not grow with the images' size."""
+    return max(1, min(_MAX_BATCH, _BATCH_VALUES // max(1, math.prod(shape[1:]))))

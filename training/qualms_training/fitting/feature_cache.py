@@ -23,6 +23,8 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qualms.bundle.runtime import Images, batch_size
+from qualms_training.data.lazy_images import LazyImages, Pixels
 from qualms_training.errors import ModelError
 from qualms_training.files import fingerprint
 from qualms_training.fitting import probe
@@ -57,9 +59,9 @@ class Features:
         return [torch.from_numpy(np.asarray(tap[indices], dtype=np.float32)).to(device) for tap in self.taps]
 
 
-def cache_key(extractor: Extractor, images: NDArray[np.uint8]) -> str:
+def cache_key(extractor: Extractor, images: Pixels) -> str:
     """Digest of the base's weights, pixels, normalisation, taps, reduction and the format of the cache."""
-    pixels = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
+    pixels = images.digest() if isinstance(images, LazyImages) else _digest(images)
     return fingerprint(
         FORMAT,
         type(extractor.tapped.base).__qualname__,
@@ -71,21 +73,27 @@ def cache_key(extractor: Extractor, images: NDArray[np.uint8]) -> str:
     )
 
 
+def _digest(images: NDArray[np.uint8]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
+
+
 def cached_features(
     extractor: Extractor,
-    images: NDArray[np.uint8],
+    images: Pixels,
     root: Path,
     device: torch.device,
     *,
-    batch: int = 256,
+    batch: int | None = None,
     progress: Callable[[int], None] | None = None,
     before_filling: Callable[[], None] | None = None,
 ) -> Features:
     """Features of images (N, H, W, C), read from the cache at `root`, or computed and added to it.
 
     `before_filling` is called before the base runs over all images; an exception that it raises prevents this.
-    `progress` is called with the size of each batch.
+    `progress` is called with the size of each batch, which is `batch_size(images)` unless it is given. Images are read by
+    slices, one batch at a time.
     """
+    batch = batch or batch_size(images)
     key = cache_key(extractor, images)
     folder = _entry(key, extractor, images, root, device)
     if not _is_complete(folder):
@@ -100,7 +108,7 @@ def cached_features(
     return _open(folder)
 
 
-def _entry(key: str, extractor: Extractor, images: NDArray[np.uint8], root: Path, device: torch.device) -> Path:
+def _entry(key: str, extractor: Extractor, images: Images, root: Path, device: torch.device) -> Path:
     """The folder of these features: the first numbered one that is missing or has the outputs of this base's code."""
     folders = (root / (f"{key}-{number}" if number else key) for number in count())
     return next(folder for folder in folders if not _is_complete(folder) or _matches(folder, extractor, images, device))
@@ -110,11 +118,11 @@ def _is_complete(folder: Path) -> bool:
     return (folder / "done.json").exists()
 
 
-def _matches(folder: Path, extractor: Extractor, images: NDArray[np.uint8], device: torch.device) -> bool:
+def _matches(folder: Path, extractor: Extractor, images: Images, device: torch.device) -> bool:
     """Whether a complete entry holds the outputs that the base has now for the first images."""
     cached = _open(folder)
     saved = [values[: probe.IMAGES] for values in (cached.logits, *cached.taps)]
-    return probe.agree(probe.outputs(extractor, images, device), saved)
+    return probe.agree(probe.outputs(extractor, images[: probe.IMAGES], device), saved)
 
 
 def _open(folder: Path) -> Features:
@@ -143,7 +151,7 @@ def _fill(folder: Path, count: int, write_arrays: Callable[[Path], list[str]]) -
 @torch.inference_mode()
 def _write_arrays(
     extractor: Extractor,
-    images: NDArray[np.uint8],
+    images: Images,
     folder: Path,
     device: torch.device,
     batch: int,

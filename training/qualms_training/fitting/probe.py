@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from qualms.files import atomic_path
+from qualms_training.data.lazy_images import Pixels
 from qualms_training.meta.extractor import Extractor
 
 IMAGES = 4
@@ -22,7 +23,7 @@ Outputs = Sequence[NDArray[Any]]
 
 
 @torch.inference_mode()
-def outputs(extractor: Extractor, images: NDArray[np.uint8], device: torch.device) -> list[NDArray[np.float32]]:
+def outputs(extractor: Extractor, images: Pixels, device: torch.device) -> list[NDArray[np.float32]]:
     """Logits and reduced taps of the first of `images` (N, H, W, C)."""
     logits, taps = extractor.to(device).eval()(torch.from_numpy(images[:IMAGES]).to(device))
     return [values.float().cpu().numpy() for values in (logits, *taps)]

@@ -41,11 +41,14 @@ class Normalise(nn.Module):
 
 
 class Reduce(nn.Module):
-    """Flatten a tap (N, C, H, W) without parameters: all its units, or statistics of its channels.
+    """Flatten a tap (N, ...) without parameters: all its units, or statistics of its channels.
 
-    `flatten` keeps every unit. `pool` computes `statistics` over each cell of a `grid` x `grid` partition of the
-    image (cells of ⌈H/grid⌉ x ⌈W/grid⌉ pixels; cells at the right and bottom edges may be smaller), which gives
-    (N, C·statistics·cells). A tap without spatial extent, (N, D) or (N, C, 1, 1), is only flattened.
+    `flatten` keeps every unit. `pool` computes `statistics` of (N, C, H, W) over each cell of a `grid` x `grid` partition
+    of the image (cells of ⌈H/grid⌉ x ⌈W/grid⌉ pixels; cells at the right and bottom edges may be smaller), which gives
+    (N, C·statistics·cells). Of tokens (N, T, D) it gives the first, which is the class token, and the mean of all,
+    (N, 2·D). T tokens without a class token are those of a square image if T is a square number of at least 4; their
+    mean and maximum are used, (N, 2·D). A tap without spatial extent, (N, D), (N, C, 1, 1), (N, 1, D) or (N, D, 1), is
+    only flattened.
     """
 
     def __init__(
@@ -69,6 +72,9 @@ class Reduce(nn.Module):
         """One tap (N, ...) to (N, D)."""
         if self._only_flattens(tuple(feature.shape[1:])):
             return feature.flatten(1)
+        if feature.ndim == 3:
+            mean = feature.mean(1)
+            return torch.cat([mean, feature.amax(1)] if _is_square(feature.shape[1]) else [feature[:, 0], mean], dim=1)
         statistics = {"mean": self._mean, "max": self._max, "std": self._deviation}
         return torch.cat([statistics[name](feature) for name in self.statistics], dim=1).flatten(1)
 
@@ -76,14 +82,16 @@ class Reduce(nn.Module):
         """The shape after reduction of a tap of this shape, both without the batch axis."""
         if self._only_flattens(shape):
             return (math.prod(shape),)
+        if len(shape) == 2:
+            return (2 * shape[1],)
         cells = math.prod(math.ceil(size / math.ceil(size / self.grid)) for size in shape[1:])
         return (shape[0] * len(self.statistics) * cells,)
 
     def _only_flattens(self, shape: tuple[int, ...]) -> bool:
-        if self.kind == "flatten" or len(shape) == 1 or shape[1:] == (1, 1):
+        if self.kind == "flatten" or len(shape) == 1 or shape[1:] == (1, 1) or (len(shape) == 2 and 1 in shape):
             return True
-        if len(shape) != 3:
-            raise RecipeError(f"A tap of shape {shape} cannot be pooled; accepted are (C, H, W) and (D,).")
+        if len(shape) > 3:
+            raise RecipeError(f"A tap of shape {shape} cannot be pooled; accepted are (C, H, W), (T, D) and (D,).")
         return False
 
     def _mean(self, feature: Tensor) -> Tensor:
@@ -127,6 +135,10 @@ class Extractor(nn.Module):
 def build_reduce(section: MetaSection) -> Reduce:
     """The reduction for the recipe's form of meta-model."""
     return Reduce("flatten") if section.form == "published" else Reduce("pool", section.grid, section.statistics)
+
+
+def _is_square(tokens: int) -> bool:
+    return tokens >= 4 and math.isqrt(tokens) ** 2 == tokens
 
 
 def _check_reduction(kind: str, grid: int, statistics: Sequence[str]) -> None:

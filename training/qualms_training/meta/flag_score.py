@@ -12,9 +12,10 @@ reason). Means and standard deviations on the fit split are all that is fitted: 
 or OOD image is used.
 """
 
+import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qualms_training.errors import DataError
-from qualms_training.meta.density import Density
+from qualms_training.meta.density import Density, FoldedDensity
 
 GAMMA = 0.1
 """exponent of the generalised entropy, as its authors chose it"""
@@ -35,6 +36,9 @@ LOWEST = 100.0
 """standard deviations below the mean at which the softmax term ends; with it, that term is a ramp like the others"""
 MIN_ENTROPY = 1e-30
 """limit of both entropies, so that their logarithms are finite"""
+MIN_DEVIATION = 1e-5
+"""smallest standard deviation of a score, relative to its mean above 1 and absolute below: a score that varies less contains only
+rounding errors, which division by their own standard deviation would turn into a term as large as the others"""
 MIN_IMAGES = 32
 """fit images below which mean and standard deviation would be mostly chance"""
 ROWS = 4096
@@ -89,7 +93,7 @@ class FlagScore(nn.Module):
         super().__init__()
         if fit_images < MIN_IMAGES:
             raise DataError(f"The fit split has {fit_images} images; the flag score needs {MIN_IMAGES} or more.")
-        self.density = Density(widths, classes) if distance else None
+        self.density: Density | FoldedDensity | None = Density(widths, classes) if distance else None
         gated = len(self.names) - 1
         ramps = 1 + gated * len(GATE)
         self.register_buffer("inner", torch.zeros(ramps, 2 + gated, dtype=torch.float64))
@@ -110,10 +114,17 @@ class FlagScore(nn.Module):
         """Names of the terms, in the order of `forward`."""
         return ["softmax", "evidence", *(["distance"] if self.density is not None else [])]
 
+    def folded(self) -> Self:
+        """A copy that computes the same with fewer weights and nodes; its distance cannot be fitted."""
+        copied = copy.deepcopy(self)
+        if isinstance(copied.density, Density):
+            copied.density = copied.density.folded()
+        return copied
+
     def fit_density(self, taps: Sequence[NDArray[Any]], labels: NDArray[np.int64]) -> None:
-        """Fit the distance to the training images."""
-        if self.density is not None:
-            self.density.fit([np.asarray(tap, dtype=np.float32) for tap in taps], labels)
+        """Fit the distance to the training images, whose reduced taps (N, D) may be memory-mapped."""
+        if isinstance(self.density, Density):
+            self.density.fit(taps, labels)
 
     def fit(self, logits: NDArray[np.float32], log_alpha: NDArray[Any], taps: Sequence[NDArray[Any]]) -> None:
         """Learn mean and standard deviation of each score on the images of the fit split."""
@@ -125,7 +136,8 @@ class FlagScore(nn.Module):
 
     def fit_scores(self, scores: NDArray[np.float64]) -> None:
         """`fit` from the results of `scores`, (N, S)."""
-        means, deviations = scores.mean(axis=0), np.maximum(scores.std(axis=0), np.finfo(np.float32).tiny)
+        means = scores.mean(axis=0)
+        deviations = np.maximum(scores.std(axis=0), MIN_DEVIATION * np.maximum(1.0, np.abs(means)))
         inner, bias = np.zeros(self.inner.shape), np.zeros(self.inner_bias.shape)
         inner[0, :2] = 0.5 / deviations[:2]
         bias[0] = LOWEST - 0.5 * (means[:2] / deviations[:2]).sum()

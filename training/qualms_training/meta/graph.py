@@ -24,7 +24,7 @@ class BundleGraph(nn.Module):
         super().__init__()
         self.extractor = extractor
         self.meta_model = meta.folded()  # torch.export uses the attribute name `meta` itself
-        self.flag_score = flag_score
+        self.flag_score = flag_score.folded()
         self.joined_alpha = joined_alpha
         self.predicts_by = prediction
 

@@ -27,6 +27,8 @@ EVIDENCE_PER_CLASS = 1e4
 """N / K"""
 MIN_EVIDENCE = 0.05
 """lower limit of n: with it, the largest α is also the largest in float32"""
+MIN_WIDTH = 1e-4
+"""difference of two flag scores that rounding can cause; quantiles that are as close as this count as equal"""
 TEMPERATURES = (0.05, 20.0)
 """range in which the temperature is searched"""
 
@@ -46,7 +48,7 @@ class JoinedAlpha(nn.Module):
     def fit(self, logits: NDArray[np.float32], labels: NDArray[np.int64], flag_scores: NDArray[np.float64]) -> None:
         """Learn temperature and distribution of the flag score from N images of the fit split."""
         self.inverse_temperature.fill_(1 / temperature(logits, labels))
-        self.surprisal.fit(flag_scores[:, None])
+        self.surprisal.fit(flag_scores[:, None], MIN_WIDTH)
 
     def forward(self, logits: Tensor, flag_scores: Tensor) -> tuple[Tensor, Tensor]:
         """α = 1 + n p, and α_0 = K + n."""

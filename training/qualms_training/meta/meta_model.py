@@ -10,9 +10,11 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qualms_training.errors import RecipeError
@@ -21,6 +23,8 @@ from qualms_training.recipe import MetaSection
 CENTRE, RADIUS = 1.0, 11.0  # z stays within [-10, 12]; the optimum, log(1 + 1/λ), is well inside
 TINY = 1e-6  # standard deviation below which a tap counts as constant
 ROWS = 4096  # rows of features converted to double precision at once
+MAX_BRANCH_OUTPUTS = 8_000_000
+"""weights of the last layer up to which every branch of the pooled form has an output for each class"""
 
 
 class MetaModel(nn.Module):
@@ -109,10 +113,10 @@ class Scale(nn.Module):
         super().__init__()
         self.register_buffer("spread", torch.ones(()))
 
-    def fit(self, features: Tensor) -> None:
-        """Set the mean of the features' standard deviations on (n, D)."""
-        mean = sum(rows.double().sum(0) for rows in torch.split(features, ROWS)) / len(features)
-        squares = sum((rows.double() - mean).square().sum(0) for rows in torch.split(features, ROWS))
+    def fit(self, features: Tensor | NDArray[Any]) -> None:
+        """Set the mean of the features' standard deviations on (n, D); memory-mapped features are read in parts."""
+        mean = sum(rows.sum(0) for rows in _parts(features)) / len(features)
+        squares = sum((rows - mean).square().sum(0) for rows in _parts(features))
         spread = torch.as_tensor(squares / len(features)).sqrt().mean()
         self.spread.copy_(torch.where(spread < TINY, 1.0, spread))
 
@@ -122,7 +126,12 @@ class Scale(nn.Module):
 
 
 class PooledMeta(MetaModel):
-    """The small form: a scale and a short MLP for each pooled tap, and a linear layer on all of them."""
+    """The small form: a scale and a short MLP for each pooled tap, and a linear layer on all of them.
+
+    A branch ends in an output for each of the K classes, as in the published form. The layer on top then has K·K weights
+    for each of the T taps: 5 million for 1,000 classes and five taps, and two billion for 21,000. From MAX_BRANCH_OUTPUTS
+    on, branches end in their last hidden layer instead. Both are the same functions, since no ReLU separates the two layers.
+    """
 
     def __init__(
         self, pooled_shapes: Sequence[tuple[int, ...]], classes: int, hidden: Sequence[int], seed: int = 0
@@ -136,24 +145,43 @@ class PooledMeta(MetaModel):
         widths = [math.prod(shape) for shape in pooled_shapes]
         self.scales = nn.ModuleList(Scale() for _ in widths)
         with _seeded(seed):
-            self.branches = nn.ModuleList(_mlp([width, *hidden, classes]) for width in widths)
-            self.combine = nn.Linear(len(widths) * classes, classes)
+            if len(widths) * classes * classes <= MAX_BRANCH_OUTPUTS:
+                self.branches = nn.ModuleList(_mlp([width, *hidden, classes]) for width in widths)
+                self.units = [classes] * len(widths)
+            else:
+                self.branches = nn.ModuleList(_mlp([width, *hidden], ends_in_relu=True) for width in widths)
+                self.units = [[width, *hidden][-1] for width in widths]
+            self.combine = nn.Linear(sum(self.units), classes)
         self.clamp = SoftClamp()
 
+    @torch.no_grad()
     def folded(self) -> Self:
-        """A copy in which the scales are part of the first linear layers, too."""
+        """A copy with one linear layer from the last hidden layers of all branches to the classes.
+
+        The scales are part of the first linear layers, too. Products of weights are computed in float64.
+        """
         copied = super().folded()
-        for branch, scale in zip(copied.branches, copied.scales, strict=True):
+        weight, bias = copied.combine.weight.double(), copied.combine.bias.double()
+        blocks = list(torch.split(weight, self.units, dim=1))
+        for index, (branch, scale) in enumerate(zip(copied.branches, copied.scales, strict=True)):
             assert isinstance(branch, nn.Sequential)
             assert isinstance(scale, Scale)
-            first = branch[0]
-            assert isinstance(first, nn.Linear)
-            first.weight.data /= scale.spread
+            if len(branch) and isinstance(last := branch[-1], nn.Linear):
+                bias += blocks[index] @ last.bias.double()
+                blocks[index] = blocks[index] @ last.weight.double()
+                del branch[-1]
+            first = branch[0] if len(branch) else None
+            if isinstance(first, nn.Linear):
+                first.weight /= scale.spread
+            else:
+                blocks[index] = blocks[index] / scale.spread
             scale.spread.fill_(1.0)
+        copied.units = [block.shape[1] for block in blocks]
+        copied.combine = _linear(torch.cat(blocks, dim=1), bias)
         return copied
 
-    def fit_scales(self, features: Sequence[Tensor]) -> None:
-        """Set the scales from training features, one (n, D) per tap."""
+    def fit_scales(self, features: Sequence[Tensor | NDArray[Any]]) -> None:
+        """Set the scales from training features, one (n, D) per tap, which may be memory-mapped."""
         for module, tap in zip(self.scales, features, strict=True):
             assert isinstance(module, Scale)
             module.fit(tap)
@@ -181,16 +209,31 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _mlp(widths: Sequence[int]) -> nn.Sequential:
+def _parts(features: Tensor | NDArray[Any]) -> Iterator[Tensor]:
+    """The rows (n, D) in parts, in double precision."""
+    for start in range(0, len(features), ROWS):
+        part = features[start : start + ROWS]
+        yield part.double() if isinstance(part, Tensor) else torch.from_numpy(np.array(part, dtype=np.float64))
+
+
+def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
+    """A float32 layer with these weights (outputs, inputs) and bias (outputs,)."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta").to_empty(device=weight.device)
+    layer.weight.copy_(weight)
+    layer.bias.copy_(bias)
+    return layer
+
+
+def _mlp(widths: Sequence[int], *, ends_in_relu: bool = False) -> nn.Sequential:
     """Linear layers between these widths, with a ReLU between each two.
 
-    Unlike the published form, no ReLU follows the last layer, since a branch whose outputs are all zero would give the
-    same α to every image.
+    Unlike the published form, no ReLU follows a last layer with an output for each class, since a branch whose outputs are
+    all zero would give the same α to every image.
     """
     layers: list[nn.Module] = []
     for width, following in pairwise(widths):
         layers += [nn.Linear(width, following), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*(layers if ends_in_relu else layers[:-1]))
 
 
 def _branch(spec: str, width: int, classes: int) -> nn.Sequential:

@@ -46,17 +46,20 @@ class Surprisal(nn.Module):
         copies = torch.eye(scores, dtype=torch.float64).repeat_interleave(count, dim=0)
         self.register_buffer("copies", copies, persistent=False)
 
-    def fit(self, scores: NDArray[np.float64]) -> None:
-        """Set the ramps from the scores of in-distribution images, (N, J)."""
+    def fit(self, scores: NDArray[np.float64], min_width: float = 0.0) -> None:
+        """Set the ramps from the scores of in-distribution images, (N, J).
+
+        Quantiles that differ by at most `min_width` count as equal, because a steep map amplifies rounding errors.
+        """
         count = len(self.knots) // scores.shape[1]
         # Half of the images beyond a quantile are beyond the next one.
         knots = np.quantile(scores, 1 - 0.5 ** np.arange(count), axis=0).T
         widths = np.diff(knots, axis=1)
-        inner = np.divide(math.log(2), widths, out=np.zeros_like(widths), where=widths > 0)
+        inner = np.divide(math.log(2), widths, out=np.zeros_like(widths), where=widths > min_width)
         # The rate of an exponential tail is one over its mean excess. It is measured from the last knot but one, which
         # has twice as many images beyond it as the last.
         excess = [values[values >= start].mean() - start for values, start in zip(scores.T, knots[:, -2], strict=True)]
-        outer = np.array([1 / value if value > 0 else 1.0 for value in excess])
+        outer = np.array([1 / value if value > min_width else 1.0 for value in excess])
         segments = np.column_stack([inner, outer])
         reach = REACH * widths[:, 0]
         starts = np.column_stack([knots[:, 0] - reach, knots[:, 1:]])
