@@ -1,5 +1,6 @@
 """Stage 1: the base classifier, trained by the recipe or read from a file, then frozen."""
 
+import copy
 from itertools import count
 from pathlib import Path
 
@@ -8,11 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from qualms_training.errors import ModelError
 from qualms_training.files import fingerprint, save_torch
 from qualms_training.fitting import probe
 from qualms_training.fitting.base_trainer import predict_logits, train_base
 from qualms_training.fitting.loop import Hooks
 from qualms_training.models import build, count_parameters, freeze, load_weights
+from qualms_training.models.logits import return_logits
+from qualms_training.models.source import load_base
 from qualms_training.stages.context import RunContext
 
 
@@ -44,12 +48,32 @@ def inputs_fingerprint(context: RunContext) -> str:
 
 
 def new_base(context: RunContext) -> nn.Module:
-    """The base with the weights given in the recipe, or else with the random weights that its training starts from."""
+    """The base with its given weights, or else with the random weights that its training starts from."""
     spec, section = context.recipe.input, context.recipe.base
-    classes, weights = len(context.data.classes), section.weights_file
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(context.seed)
-        return build(section.model, classes, spec.channels, spec.height, spec.width, weights=weights)
+    classes = len(context.data.classes)
+    if context.given_base is not None:
+        model = copied(context.given_base)
+    elif section.weights is not None:
+        known = classes if context.recipe.prediction == "base" else None
+        sizes = {"channels": spec.channels, "height": spec.height, "width": spec.width}
+        model = load_base(section.model, weights=section.weights, classes=known, **sizes).module
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(context.seed)
+            model = build(section.model, classes, spec.channels, spec.height, spec.width)
+    with torch.no_grad():
+        example = context.normalise.cpu()(torch.from_numpy(np.asarray(context.data.parts["train"].images[:2])))
+    return return_logits(model, example, section.logits)
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy on the CPU in evaluation mode, so that the user's object stays as it is."""
+    try:
+        return copy.deepcopy(model).cpu().eval()
+    except Exception as error:  # the user's class may raise anything
+        raise ModelError(
+            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); a model must support copy.deepcopy."
+        ) from error
 
 
 def _build(context: RunContext) -> nn.Module:

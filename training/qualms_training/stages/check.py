@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from qualms.decisions.flag import rank
-from qualms_training.data import load
+from qualms_training.checks.given_base import check_given_base
+from qualms_training.data import load_ood
 from qualms_training.errors import ModelError
 from qualms_training.meta.surprisal import Surprisal
 from qualms_training.models import freeze
@@ -17,26 +18,45 @@ from qualms_training.stages.features import extractor
 
 
 def run(context: RunContext) -> None:
-    """Check the target false-alarm rate, the data, the given weights, the taps and the meta-model's form."""
+    """Check the target false-alarm rate, the data, taps and meta-model, and given weights on a few images."""
     recipe = context.recipe
     rank(recipe.data.splits.calibration, recipe.operating.target_fpr, recipe.operating.guarantee)
     for name in recipe.data.ood:
-        load(name, "test", context.data_dir)
+        load_ood(name, context.data_dir)
+    given = recipe.base.weights is not None
     # Training changes neither module names nor shapes, so an untrained base is enough.
-    untrained = context.with_base(freeze(base.new_base(context)))
-    _check_base(untrained)
-    fit.new_meta(untrained)
-    if recipe.base.weights is None:
-        _check_training(untrained)
+    checked = context if given else _untrained(context)
+    _check_base(checked)
+    fit.new_meta(checked)
     Surprisal(1, recipe.data.splits.fit)  # raises DataError if the fit split is too small
+    if not given:
+        _check_training(checked)
+        return
+    context.display.note("[bold]check[/bold]")
+    inputs = base.inputs_fingerprint(context)
+    if context.is_up_to_date("check", inputs):
+        context.display.note("  passed before with the same base and data")
+        return
+    check_given_base(context)
+    context.record_stage("check", inputs)
+
+
+def _untrained(context: RunContext) -> RunContext:
+    """The run with a base whose weights are random."""
+    with _errors_explained(_cannot_be_run(context)):
+        return context.with_base(freeze(base.new_base(context)))
+
+
+def _cannot_be_run(context: RunContext) -> str:
+    shape = " × ".join(str(size) for size in context.recipe.input.shape)
+    return f"Base {context.recipe.base.model!r} cannot be run on images of {shape}"
 
 
 def _check_base(context: RunContext) -> None:
     """Run the base once: it must accept the recipe's images and, if it predicts, have as many classes as the data."""
     name, classes = context.recipe.base.model, len(context.data.classes)
     images = torch.from_numpy(context.data.parts["train"].images[:2])
-    shape = " × ".join(str(size) for size in images.shape[1:])
-    with _errors_explained(f"Base {name!r} cannot be run on images of {shape}"):
+    with _errors_explained(_cannot_be_run(context)):
         logits, _ = extractor(context)(images)
     if context.recipe.prediction == "base" and logits.shape[1] != classes:
         raise ModelError(

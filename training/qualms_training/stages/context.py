@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from qualms_training.console import Display
+from qualms_training.data import DataSource
 from qualms_training.data.prepare import PreparedData, prepare
 from qualms_training.errors import QualmsError
 from qualms_training.files import save_json
@@ -33,11 +34,15 @@ class RunContext:
     seed: int
     folder: Path
     cache: Path
-    data_dir: Path | None
+    data_dir: DataSource
     device: torch.device
     display: Display
     only: str | None = None
     """run this stage alone; it is an error if the product of an earlier stage is missing"""
+    allow_chance: bool = False
+    """go on if the accuracy of a base with given weights is near chance"""
+    given_base: nn.Module | None = None
+    """a model that is a Python object, in place of the one that the recipe names"""
     _objects: dict[str, Any] = field(default_factory=dict)
 
     @cached_property

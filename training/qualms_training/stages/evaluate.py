@@ -9,11 +9,16 @@ from qualms.bundle.runtime import GraphRunner
 from qualms_training.data.noise import CORRUPTION
 from qualms_training.data.prepare import ood_sets, stored_ood_sets
 from qualms_training.files import fingerprint, save_json
+from qualms_training.fitting.base_trainer import predict_logits
 from qualms_training.reporting.breakdown import encoding_results
-from qualms_training.reporting.evaluation import check_not_calibrated_on, evaluate, run_graph
+from qualms_training.reporting.evaluation import check_not_calibrated_on, evaluate, observed_encodings, run_graph
+from qualms_training.reporting.graph_runs import EvaluationRunner
 from qualms_training.reporting.plots import save_plots
 from qualms_training.stages import base, calibrate
 from qualms_training.stages.context import RunContext
+
+COMPARED = 1000
+"""test images on which the served predictions are compared with those of PyTorch"""
 
 
 def run(context: RunContext) -> None:
@@ -37,7 +42,7 @@ def _evaluate(context: RunContext, bundle: Bundle) -> Evaluation:
     test = context.data.parts["test"]
     stored = stored_ood_sets(context.recipe, test, context.data_dir)
     ood = ood_sets(context.recipe, test, context.data_dir, context.display, stored)
-    runner, recipe = GraphRunner(bundle.graph), context.recipe
+    runner, recipe = EvaluationRunner(GraphRunner(bundle.graph), bundle.manifest), context.recipe
     seen = check_not_calibrated_on(bundle.manifest, test.images, recipe.data.id)
     outputs, ood_outputs = run_graph(runner, test.images, ood, context.display)
     save_plots(context.folder / "plots", bundle.manifest, outputs, ood_outputs)
@@ -49,8 +54,9 @@ def _evaluate(context: RunContext, bundle: Bundle) -> Evaluation:
         ood_outputs,
         targets=context.recipe.report_targets,
         base_predictions=_base_predictions(context),
-        observed=test.stored.observed(bundle.manifest.input) if bundle.manifest.calibration.sizes else None,
+        **observed_encodings(bundle.manifest, test, stored),
     )
+    del outputs, ood_outputs
     encodings = encoding_results(
         runner,
         bundle.manifest,
@@ -65,5 +71,10 @@ def _evaluate(context: RunContext, bundle: Bundle) -> Evaluation:
 
 
 def _base_predictions(context: RunContext) -> NDArray[np.int64] | None:
-    """The classes that the base alone predicts, (N,); None if its classes are not the data's."""
-    return base.logits(context, "test").argmax(axis=1) if context.recipe.prediction == "base" else None
+    """The classes that the base alone predicts for the first test images, (n,); None if its classes are not the data's."""
+    if context.recipe.prediction != "base":
+        return None
+    images = context.data.parts["test"].images[:COMPARED]
+    logits = predict_logits(base.frozen_base(context), context.normalise, images, context.device, batch=64)
+    predictions: NDArray[np.int64] = logits.argmax(axis=1)
+    return predictions

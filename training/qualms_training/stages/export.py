@@ -15,6 +15,9 @@ from qualms_training.stages import combine, fit
 from qualms_training.stages.context import RunContext
 from qualms_training.stages.features import extractor
 
+KNOWN_IMAGES = 256
+"""test images on which the graph is compared with PyTorch, beside the golden ones"""
+
 
 def run(context: RunContext) -> None:
     """Export the graph and display its largest difference from PyTorch."""
@@ -24,9 +27,10 @@ def run(context: RunContext) -> None:
         graph = BundleGraph(
             extractor(context), fit.fitted_meta(context), *combine.fitted(context), context.recipe.prediction
         )
-        images = np.concatenate([golden.draw(context.recipe.input.spec), context.data.parts["test"].images[:256]])
-        with context.display.console.status("  exporting the graph"):
-            data, differences = export_graph(graph, images)
+        drawn = golden.draw(context.recipe.input.spec)
+        images = np.concatenate([drawn, context.data.parts["test"].images[:KNOWN_IMAGES]])
+        with context.display.status("exporting the graph"):
+            data, differences = export_graph(graph, images, drawn=len(drawn))
         write_bytes(context.graph_file, data)
         save_json(differences_file, differences)
         context.record_stage("export", _inputs_fingerprint(context))

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from qualms_training.data.lazy_images import Pixels
 from qualms_training.data.noise import apply_noise
 from qualms_training.fitting.feature_cache import Features, cached_features
 from qualms_training.meta.extractor import Extractor, build_reduce
@@ -60,7 +60,7 @@ def noisy_features(context: RunContext) -> list[Features]:
     return [noisy(chain, draw) for chain in meta.stop_noise for draw in range(meta.noise_draws)]
 
 
-def _cached(context: RunContext, title: str, images: Callable[[], NDArray[np.uint8]]) -> Features:
+def _cached(context: RunContext, title: str, images: Callable[[], Pixels]) -> Features:
     """The features of a set of images, resolved once per run because hashing the pixels takes time."""
 
     def make() -> Features:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from qualms_training.files import fingerprint, save_json, save_torch
@@ -20,6 +19,7 @@ from qualms_training.stages.context import RunContext
 from qualms_training.stages.features import example, extractor, features, noisy_features
 
 PROBE = "probe.npz"
+_STOP_TASKS = {"ood": "against their noisy copies", "misclassification": "for misclassification"}
 
 
 def run(context: RunContext) -> None:
@@ -28,7 +28,7 @@ def run(context: RunContext) -> None:
     context.display.note(
         f"  {section.form} meta-model: {count_parameters(model):,} parameters, best after epoch "
         f"{training['best_epoch']} of {section.epochs} "
-        f"(validation AUROC {100 * training['best_value']:.2f} for {section.stop_task})"
+        f"(validation AUROC {100 * training['best_value']:.2f} {_STOP_TASKS[section.stop_task]})"
     )
 
 
@@ -82,7 +82,7 @@ def _train(context: RunContext, model: MetaModel, file: Path) -> None:
     section, train = context.recipe.meta, context.data.parts["train"]
     train_features = features(context, "train")
     if isinstance(model, PooledMeta):
-        model.fit_scales([torch.from_numpy(np.array(tap)) for tap in train_features.taps])
+        model.fit_scales(train_features.taps)
     validation = context.data.parts["validation"]
     stopping = StoppingData(features(context, "validation"), validation.labels, noisy_features(context))
     checkpoint = context.folder / "meta.checkpoint.pt"

@@ -1,0 +1,96 @@
+"""Check a base with given weights on a few images: accuracy, export, and what the run will take."""
+
+import time
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.markup import escape
+
+from qualms_training.checks.base_accuracy import check_accuracy, measure_accuracy
+from qualms_training.checks.estimates import (
+    check_disk,
+    feature_bytes,
+    peak_memory,
+    seconds_per_image,
+    smallest_target,
+    workload,
+)
+from qualms_training.checks.trial_export import TrialExport, try_export
+from qualms_training.console import duration
+from qualms_training.data import load_ood
+from qualms_training.stages import fit
+from qualms_training.stages.context import RunContext
+from qualms_training.stages.features import extractor
+
+EXPORT_IMAGES = 4
+TIMED_IMAGES = 8
+MIN_IMAGES, MAX_IMAGES = 64, 256
+"""held-out images on which accuracy is measured"""
+SECONDS = 10.0
+"""time for them, beyond the smallest number"""
+
+
+def check_given_base(context: RunContext) -> None:
+    """Raise a QualmsError if the base is near chance, cannot be exported, or its features do not fit on the disk."""
+    images, labels = _sample(context, TIMED_IMAGES)
+    frozen = extractor(context)
+    with torch.inference_mode():
+        frozen(torch.from_numpy(images[:1]))  # the first run allocates memory
+    seconds, _ = seconds_per_image(frozen, images, time.perf_counter)
+    if context.recipe.prediction == "base":
+        images, labels = _sample(context, int(np.clip(SECONDS / seconds, MIN_IMAGES, MAX_IMAGES)))
+        seconds, logits = seconds_per_image(frozen, images, time.perf_counter)
+        measured = measure_accuracy(logits.argmax(axis=1), labels, context.data.classes)
+        context.display.note(f"  accuracy of the base on {measured.n} held-out images: {100 * measured.accuracy:.1f} %")
+        if not context.allow_chance:
+            check_accuracy(measured)
+    with context.display.status("exporting a trial graph"):
+        trial = try_export(
+            frozen,
+            fit.new_meta(context),
+            images[:EXPORT_IMAGES],
+            classes=len(context.data.classes),
+            prediction=context.recipe.prediction,
+            distance=context.recipe.uses_distance,
+        )
+    context.display.note(
+        f"  trial export: {trial.bytes / 1e6:.1f} MB, probabilities within {trial.difference:.0e} of PyTorch's"
+    )
+    _note_calibration(context)
+    _note_estimates(context, seconds, trial)
+
+
+def _sample(context: RunContext, count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images and labels that are spread evenly over the held-out fit split."""
+    part = context.data.parts["fit"]
+    rows = np.unique(np.linspace(0, len(part.labels) - 1, min(count, len(part.labels))).astype(np.int64))
+    return np.asarray(part.images[rows]), part.labels[rows]
+
+
+def _note_calibration(context: RunContext) -> None:
+    count, operating = context.recipe.data.splits.calibration, context.recipe.operating
+    target = smallest_target(count, operating.guarantee)
+    supported = "no listed rate" if target is None else f"false-alarm rates down to {100 * target:g} %"
+    sources = {
+        "all": "assumed: the base has seen the training images and none of these (--weights-saw, base.weights_saw)",
+        "train-split": "the base has seen the train split and none of these",
+        "other-data": "stated: the base has seen none of these data; if it has, the guarantees do not hold",
+    }
+    saw = context.recipe.base.weights_saw
+    assert saw is not None  # a base with given weights
+    context.display.note(f"  calibration: {count:,} images support {supported} ({operating.guarantee}); {sources[saw]}")
+
+
+def _note_estimates(context: RunContext, seconds: float, trial: TrialExport) -> None:
+    sets = (load_ood(name, context.data_dir) for name in context.recipe.data.ood)
+    ood = sum(min(len(one), context.recipe.data.limit) for one in sets)
+    work = workload(context.recipe, len(context.data.parts["test"].labels), ood)
+    logits, taps = extractor(context)(torch.from_numpy(np.asarray(context.data.parts["fit"].images[:1])))
+    disk = feature_bytes([tap.shape[1] for tap in taps], logits.shape[1], work) + 4 * trial.bytes
+    check_disk(context.cache, disk)
+    context.display.note(
+        f"  estimate: {duration(work.extracted * seconds)} for features of {work.extracted:,} images, "
+        f"{duration(work.run * trial.seconds)} for {work.run:,} images in ONNX Runtime, {disk / 1e6:,.0f} MB of disk in "
+        f"{escape(str(context.cache))}, {1.2 * peak_memory() / 1e9:.1f} GB of memory"
+    )
