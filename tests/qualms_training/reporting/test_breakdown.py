@@ -29,6 +29,7 @@ from qualms_training.reporting.breakdown import (
     is_calibrated,
     set_results,
 )
+from qualms_training.reporting.graph_runs import EvaluationRunner
 
 TARGETS = (0.1, 0.05)
 
@@ -90,7 +91,14 @@ def by_encoding(
     limit: int = 10_000,
 ) -> list[EncodingResult]:
     return encoding_results(
-        runner, manifest, test, ood, encodings=encodings, targets=TARGETS, limit=limit, display=Display()
+        EvaluationRunner(runner, manifest),
+        manifest,
+        test,
+        ood,
+        encodings=encodings,
+        targets=TARGETS,
+        limit=limit,
+        display=Display(),
     )
 
 

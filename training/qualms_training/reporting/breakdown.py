@@ -15,7 +15,7 @@ from qualms.bundle.evaluation_results import (
     SetResult,
 )
 from qualms.bundle.manifest import Manifest
-from qualms.bundle.runtime import GraphRunner, Outputs
+from qualms.bundle.runtime import Outputs
 from qualms.decisions.operating_point import OperatingPoint
 from qualms.decisions.verdicts import Decider, Verdicts
 from qualms.errors import OperatingPointError
@@ -24,8 +24,11 @@ from qualms.images.observed import ObservedEncoding
 from qualms_training.console import Display
 from qualms_training.data.dataset import Selection
 from qualms_training.data.prepare import LabelledSplit
+from qualms_training.reporting.graph_runs import EvaluationRunner
 
 SET_COVERAGES = (0.9, 0.95, 0.99)
+MIN_BY_ENCODING = 500
+"""test images that are sent in each encoding, however slow the graph is"""
 _SEED = 1
 """of encodings with a range"""
 
@@ -66,7 +69,7 @@ def guarantee_results(
 
 
 def encoding_results(
-    runner: GraphRunner,
+    runner: EvaluationRunner,
     manifest: Manifest,
     test: LabelledSplit,
     ood: Mapping[str, Selection],
@@ -75,12 +78,16 @@ def encoding_results(
     targets: Sequence[float],
     limit: int,
     display: Display,
+    seconds: float | None = None,
 ) -> list[EncodingResult]:
     """The guarantees, accuracy and detection with all images sent in each of the encodings.
 
-    At most `limit` test images and a tenth as many images of each OOD set are used.
+    At most `limit` test images and a tenth as many images of each OOD set are used; fewer if the graph would take more than
+    `seconds` for them at the speed of the runs before, but not fewer than MIN_BY_ENCODING.
     """
     decider, results = Decider(manifest), []
+    if seconds is not None:
+        limit = min(limit, affordable(runner, seconds, len(encodings), len(ood)))
     images, labels = test.stored.first(limit), test.labels[:limit]
     sets = {name: selection.first(max(1, limit // 10)) for name, selection in ood.items()}
     total = len(encodings) * 2 * (len(images) + sum(map(len, sets.values())))
@@ -89,8 +96,7 @@ def encoding_results(
             encoding = parse_encoding(text)
 
             def run(selection: Selection, encoding: Encoding = encoding) -> Sent:
-                received = selection.received(manifest.input, [encoding], _SEED, advance)
-                return Sent(runner(received.images, progress=advance), received.observed)
+                return Sent(*runner.received(selection, encoding, _SEED, advance))
 
             sent = run(images)
             results.append(
@@ -104,6 +110,14 @@ def encoding_results(
                 )
             )
     return results
+
+
+def affordable(runner: EvaluationRunner, seconds: float, encodings: int, sets: int) -> int:
+    """The number of test images in each encoding, with a tenth of each OOD set, that the graph can run on in `seconds`."""
+    if not runner.seconds or not encodings:
+        return MIN_BY_ENCODING
+    images = seconds * runner.images / runner.seconds
+    return max(MIN_BY_ENCODING, int(images / (encodings * (1 + sets / 10))))
 
 
 def is_calibrated(manifest: Manifest, encoding: Encoding, observed: Sequence[ObservedEncoding]) -> bool:

@@ -17,10 +17,10 @@ from qualms.bundle.scores import as_uncertainty
 from qualms.decisions.operating_point import OperatingPoint
 from qualms.decisions.verdicts import Decider
 from qualms.images.encodings import parse_encodings
-from qualms.images.fingerprints import fingerprints
 from qualms.images.observed import ObservedEncoding
 from qualms_training.console import Display
 from qualms_training.data.dataset import Selection
+from qualms_training.data.lazy_images import Pixels
 from qualms_training.data.own_images import labels_by_name, read_labelled_images
 from qualms_training.data.prepare import LabelledSplit, check_same_data, ood_sets, prepare, stored_ood_sets
 from qualms_training.errors import DataError, RecipeError
@@ -33,7 +33,10 @@ from qualms_training.reporting.breakdown import (
     guarantee_results,
     set_results,
 )
-from qualms_training.reporting.report import accuracy_line, all_grids, to_rich
+from qualms_training.reporting.graph_runs import EvaluationRunner, pixel_fingerprints, softmax_scores
+from qualms_training.reporting.saved import check_out, ood_name, save_evaluation
+from qualms_training.reporting.served import served_result
+from qualms_training.reporting.summary import print_report
 
 MAX_SEEN = 0.01
 """largest share of test images that may also be calibration images"""
@@ -52,17 +55,22 @@ def evaluate_bundle(
     encodings: Sequence[str] | None = None,
     coverages: Sequence[float] | None = None,
     write: bool = False,
+    out: Path | None = None,
+    show_all: bool = False,
     display: Display | None = None,
 ) -> Evaluation:
-    """Evaluate a bundle file on its recipe's test set and on the sets `ood` (default: the recipe's); print the tables.
+    """Evaluate a bundle file on its recipe's test set and on the sets `ood` (default: the recipe's), and print a summary.
 
     The splits are drawn again from the recorded recipe and seed, so the test images are those held out in training. With `test`,
     a folder of class folders or a NAME-SPLIT.npz file, the labelled images there are used instead, and no OOD sets but those of
     `ood` and corrupted images. `encodings` replace those of the recipe, and `coverages` the usual ones of prediction sets;
     OperatingPointError if the calibration does not support one of them. With `write`, the evaluation is stored in the bundle.
+    One of `ood` may be the path of a folder of images. With `out`, the summary and all tables are written to out.md and the
+    results to out.json; with `show_all`, all tables are printed.
     """
     parse_encodings(encodings or [])
     display = display or Display()
+    check_out(out)
     bundle = open_bundle(model)
     if write and test is not None and (model.resolve().parent / "stages.json").exists():
         raise DataError(
@@ -74,9 +82,11 @@ def evaluate_bundle(
         Decider(manifest).rule(OperatingPoint(coverage=coverage))
     recipe = check_recipe(manifest.provenance.recipe, f"recorded in {model}")
     if ood or test is not None:
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"ood": ood or []})})
-    runner = GraphRunner(bundle.graph)
-    check_golden(runner, manifest)
+        names = [ood_name(name, data_dir) for name in ood or []]
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"ood": names})})
+    graph = GraphRunner(bundle.graph)
+    check_golden(graph, manifest)
+    runner = EvaluationRunner(graph, manifest)
     if test is None:
         split, name = _recorded_test_split(manifest, recipe, data_dir, display), recipe.data.id
     else:
@@ -86,10 +96,9 @@ def evaluate_bundle(
     images = (
         ood_sets(recipe, split, data_dir, display, sets)
         if test is None
-        else {key: selection.conformed(manifest.input) for key, selection in sets.items()}
+        else {key: selection.pixels(manifest.input) for key, selection in sets.items()}
     )
     outputs, ood_outputs = run_graph(runner, split.images, images, display)
-    observed = split.stored.observed(manifest.input) if manifest.calibration.sizes else None
     result = evaluate(
         manifest,
         name,
@@ -98,8 +107,9 @@ def evaluate_bundle(
         ood_outputs,
         targets=recipe.report_targets,
         coverages=coverages or SET_COVERAGES,
-        observed=observed,
+        **observed_encodings(manifest, split, sets),
     )
+    del outputs, ood_outputs
     by_encoding = encoding_results(
         runner,
         manifest,
@@ -111,9 +121,11 @@ def evaluate_bundle(
         display=display,
     )
     result = result.model_copy(update={"encodings": by_encoding, "calibrated_on": seen})
-    for grid in all_grids([result], recipe.paper_id if test is None else None):
-        display.console.print(to_rich(grid))
-    display.note(accuracy_line([result]))
+    paper_id = recipe.paper_id if test is None else None
+    print_report([result], paper_id, display, show_all=show_all)
+    if out is not None:
+        title = f"{manifest.name} {manifest.version}, evaluated on {name}"
+        display.note(f"Wrote {escape(' and '.join(map(str, save_evaluation(out, title, result, paper_id))))}.")
     if write:
         write_bundle(model, bundle.graph, manifest.model_copy(update={"evaluation": result}))
         display.note(f"Wrote the evaluation to {escape(str(model))}.")
@@ -132,10 +144,20 @@ def _own_test_split(path: Path, manifest: Manifest, display: Display) -> Labelle
     images = read_labelled_images(path, "test")
     labels, selection = labels_by_name(images, manifest.classes), Selection(images, np.arange(len(images)))
     with display.bar(f"reading {path}", len(images)) as advance:
-        return LabelledSplit(selection.conformed(manifest.input, advance), labels, selection)
+        return LabelledSplit(selection.pixels(manifest.input, advance), labels, selection)
 
 
-def check_not_calibrated_on(manifest: Manifest, images: NDArray[np.uint8], name: str) -> int:
+def observed_encodings(manifest: Manifest, test: LabelledSplit, ood: Mapping[str, Selection]) -> dict[str, Any]:
+    """Arguments of `evaluate`: the encodings of all images as stored, if the thresholds of the model depend on their size."""
+    if not manifest.calibration.sizes:
+        return {}
+    return {
+        "observed": test.stored.observed(manifest.input),
+        "ood_observed": {name: selection.observed(manifest.input) for name, selection in ood.items()},
+    }
+
+
+def check_not_calibrated_on(manifest: Manifest, images: Pixels, name: str) -> int:
     """The number of test images (N, H, W, C) that are also calibration images; DataError if they are more than 1 % of them.
 
     A few are possible without a mistake, because data sets have duplicates.
@@ -145,7 +167,7 @@ def check_not_calibrated_on(manifest: Manifest, images: NDArray[np.uint8], name:
     known = [part for part in parts if part is not None]
     if not known:
         return 0
-    seen = int(np.isin(fingerprints(images), np.concatenate(known)).sum())
+    seen = int(np.isin(pixel_fingerprints(images), np.concatenate(known)).sum())
     if seen > MAX_SEEN * len(images):
         raise DataError(
             f"{seen:,} of the {len(images):,} test images of {name!r} were used to calibrate {manifest.name}; the measured "
@@ -155,12 +177,12 @@ def check_not_calibrated_on(manifest: Manifest, images: NDArray[np.uint8], name:
 
 
 def run_graph(
-    runner: GraphRunner, test: NDArray[np.uint8], ood: Mapping[str, NDArray[np.uint8]], display: Display
+    runner: EvaluationRunner, test: Pixels, ood: Mapping[str, Pixels], display: Display
 ) -> tuple[Outputs, dict[str, Outputs]]:
-    """The graph's outputs for the test images and for each OOD set, with a progress bar."""
+    """The graph's outputs for the test images and its scores for each OOD set, with a progress bar."""
     with display.bar("evaluating", len(test) + sum(map(len, ood.values()))) as advance:
-        outputs = runner(test, progress=advance)
-        return outputs, {name: runner(images, progress=advance) for name, images in ood.items()}
+        outputs = runner.with_probabilities(test, advance)
+        return outputs, {name: runner.scores(images, advance) for name, images in ood.items()}
 
 
 def evaluate(
@@ -174,46 +196,53 @@ def evaluate(
     coverages: Sequence[float] = SET_COVERAGES,
     base_predictions: NDArray[np.int64] | None = None,
     observed: Sequence[ObservedEncoding] | None = None,
+    ood_observed: Mapping[str, Sequence[ObservedEncoding]] | None = None,
 ) -> Evaluation:
     """Results from the graph's outputs for the test set `name` and for the OOD sets.
 
-    `base_predictions` are the classes that the base predicts outside the graph; by default, those of the graph's base.
-    They are not used if the meta-model predicts. `observed` are the encodings of the test images, for models
-    whose thresholds depend on their size.
+    `base_predictions` are the classes that the base predicts outside the graph for the first images of the test set; by default,
+    those of the graph's base are compared with the served ones. They are not used if the meta-model predicts. `observed` and
+    `ood_observed` are the encodings of the images, for models whose thresholds depend on their size.
     """
     uncertainty = uncertainties(outputs, manifest)
     ood = []
-    for ood_name, ood_output in ood_outputs.items():
+    for data, ood_output in ood_outputs.items():
         ood_uncertainty = uncertainties(ood_output, manifest)
-        ood += [_ood_result(ood_name, score, uncertainty[score], ood_uncertainty[score]) for score in uncertainty]
-    if manifest.prediction == "meta":
-        base_predictions = None
-    elif base_predictions is None:
-        base_predictions = outputs["base_probabilities"].argmax(axis=1)
+        ood += [_ood_result(data, score, uncertainty[score], ood_uncertainty[score]) for score in uncertainty]
     prediction, sent = outputs["prediction"], Sent(outputs, observed)
+    base_accuracy, identical, compared = None, None, None
+    if manifest.prediction == "base":
+        in_graph = _predicted_by_base(outputs)
+        base_accuracy = 100 * float((in_graph == labels).mean())
+        expected = in_graph if base_predictions is None else base_predictions
+        identical = bool((prediction[: len(expected)] == expected).all())
+        compared = len(expected) if len(expected) < len(labels) else None
     return Evaluation(
         test_data=name,
         n=len(labels),
-        base_accuracy=None if base_predictions is None else 100 * float((base_predictions == labels).mean()),
+        base_accuracy=base_accuracy,
         accuracy=100 * float((prediction == labels).mean()),
-        identical_predictions=None if base_predictions is None else bool((prediction == base_predictions).all()),
+        identical_predictions=identical,
+        compared=compared,
         ood=ood,
         misclassification=_misclassification(uncertainty, prediction != labels),
         realised=guarantee_results(Decider(manifest), sent, labels, targets),
         probabilities=_probabilities(manifest, outputs, labels),
         classes=class_results(manifest, sent, labels),
         sets=set_results(manifest, sent, labels, coverages),
+        served=served_result(
+            manifest,
+            sent,
+            labels,
+            {name: Sent(one, (ood_observed or {}).get(name)) for name, one in ood_outputs.items()},
+        ),
     )
 
 
 def uncertainties(outputs: Outputs, manifest: Manifest) -> Uncertainties:
     """Every score of the bundle and, if the base predicts, two scores of the base's softmax, as uncertainty."""
     scores = {name: as_uncertainty(outputs[name], spec.direction) for name, spec in manifest.scores.items()}
-    if manifest.prediction == "meta":
-        return scores
-    base = outputs["base_probabilities"].astype(np.float64)
-    logarithms = np.log(np.maximum(base, np.finfo(np.float32).tiny))
-    return {"base_entropy": -(base * logarithms).sum(axis=1), "base_max_probability": -base.max(axis=1), **scores}
+    return scores if manifest.prediction == "meta" else {**softmax_scores(outputs), **scores}
 
 
 def detection(negatives: NDArray[Any], positives: NDArray[Any]) -> tuple[float, float, float]:
@@ -278,3 +307,10 @@ def negative_log_likelihood(probabilities: NDArray[np.float64], labels: NDArray[
     """Mean of −log of the true class's probability, in nats, for probabilities (N, K) and labels (N,)."""
     true_class = probabilities[np.arange(len(labels)), labels]
     return float(-np.log(np.maximum(true_class, np.finfo(np.float32).tiny)).mean())
+
+
+def _predicted_by_base(outputs: Outputs) -> NDArray[np.int64]:
+    """The class of the largest base probability (N,); among equal ones, the served class if it is one of them."""
+    probabilities, served = outputs["base_probabilities"], outputs["prediction"]
+    is_largest = probabilities[np.arange(len(served)), served] == probabilities.max(axis=1)
+    return np.where(is_largest, served, probabilities.argmax(axis=1))

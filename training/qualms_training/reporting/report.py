@@ -14,6 +14,8 @@ from qualms_training.paper.published import Figure, error_figure, ood_figure
 METRICS = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
 MAX_CLASSES = 20
 """largest number of classes in a table"""
+LONGEST_NAME = 28
+"""longest name of a row that is not wrapped"""
 UNSUPPORTED = "not supported: no threshold meets the target with confidence"
 
 
@@ -191,21 +193,34 @@ def all_grids(evaluations: Sequence[Evaluation], paper_id: str | None) -> list[G
 def accuracy_line(evaluations: Sequence[Evaluation]) -> str:
     """The accuracy of base and bundle in one sentence."""
     accuracy = np.mean([e.accuracy for e in evaluations])
-    seen = sum(e.calibrated_on for e in evaluations)
-    note = f" {seen:,} test images are also calibration images." if seen else ""
+    note = f" {seen}" if (seen := seen_note(evaluations)) else ""
     base_accuracies = [e.base_accuracy for e in evaluations if e.base_accuracy is not None]
     if not base_accuracies:
         return f"Test accuracy: meta-model {accuracy:.2f} %; the base's classes are not the data's.{note}"
-    same = "identical predictions" if all(e.identical_predictions for e in evaluations) else "predictions differ"
+    same = same_predictions(evaluations)
     return f"Test accuracy: base alone {np.mean(base_accuracies):.2f} %, bundle {accuracy:.2f} % ({same}).{note}"
 
 
+def same_predictions(evaluations: Sequence[Evaluation]) -> str:
+    """Whether base and bundle predict the same classes, and on how many images they were compared if not on all."""
+    same = "identical predictions" if all(e.identical_predictions for e in evaluations) else "predictions differ"
+    compared = [e.compared for e in evaluations if e.compared is not None]
+    return f"{same} on {min(compared):,} images" if compared else same
+
+
+def seen_note(evaluations: Sequence[Evaluation]) -> str | None:
+    """A sentence if test images are also calibration images."""
+    seen = sum(e.calibrated_on for e in evaluations)
+    return f"{seen:,} test images are also calibration images." if seen else None
+
+
 def to_rich(grid: Grid) -> Table:
-    """A table for the terminal."""
+    """A table for the terminal; names and cells that do not fit are wrapped, never cut."""
     table = Table(title=escape(grid.title), title_justify="left", header_style="bold")
-    table.add_column("", no_wrap=True)
+    names = max((len(name) for name, _ in grid.rows), default=0)
+    table.add_column("", no_wrap=names <= LONGEST_NAME, overflow="fold")
     for column in grid.columns:
-        table.add_column(escape(column), justify="right")
+        table.add_column(escape(column), justify="right", overflow="fold")
     for name, cells in grid.rows:
         table.add_row(escape(name), *map(escape, cells))
     return table
