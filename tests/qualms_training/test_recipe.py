@@ -19,7 +19,15 @@ from qualms_training.meta.extractor import Reduce
 from qualms_training.meta.meta_model import PooledMeta, PublishedMeta
 from qualms_training.meta.taps import Tapped, choose_taps, tap_shapes
 from qualms_training.models import build, freeze
-from qualms_training.recipe import REPORTED_ENCODINGS, Optimisation, Recipe, available, check_recipe, load_recipe
+from qualms_training.recipe import (
+    REPORTED_ENCODINGS,
+    Optimisation,
+    Recipe,
+    available,
+    check_recipe,
+    load_recipe,
+    resolve_paths,
+)
 
 Alter = Callable[[Mapping[str, Any]], Recipe]
 
@@ -245,7 +253,7 @@ def test_included_weights_need_a_model_given_as_a_function(tiny: Alter) -> None:
     given = {"base.weights": "included", "base.weights_saw": "other-data"}
     assert tiny({**given, "base.model": "mine.models:pretrained"}).base.weights_file is None
     for model in ("small", "torchvision:resnet18", "timm:vit"):
-        with pytest.raises(RecipeError, match=f"needs a model given as package.module:function, not '{model}'"):
+        with pytest.raises(RecipeError, match=f"package.module:function or as a file, not '{model}'"):
             tiny({**given, "base.model": model})
 
 
@@ -366,3 +374,28 @@ def test_a_partial_last_batch_counts_as_a_step_of_the_schedule() -> None:
     )
     rate = section.rate(examples=21)  # three steps per epoch
     assert [rate(step) for step in range(5)] == [1.0, 1.0, 1.0, 0.5, 0.5]
+
+
+def test_unknown_keys_are_named_before_missing_ones() -> None:
+    document = {"name": "mine", "base": {"modell": "small"}, "data": {}}
+    with pytest.raises(RecipeError, match=r"base\.modell: this field is unknown; did you mean 'model'\?"):
+        check_recipe(document, "mine.toml")
+
+
+def test_paths_of_a_recipe_file_are_relative_to_it(tmp_path: Path) -> None:
+    text = TINY.replace('id = "shapes"', 'id = "folder:photos"').replace('"textures"', '"folder:/other/photos"')
+    text = text.replace("[base]", '[base]\nweights = "w.pt"\nweights_saw = "other-data"')
+    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+    recipe = load_recipe(str(tmp_path / "mine.toml"))
+    assert recipe.data.id == f"folder:{tmp_path}/photos"
+    assert recipe.data.ood == ["folder:/other/photos", "strokes"]
+    assert recipe.base.weights_file == tmp_path / "w.pt"
+
+
+def test_names_of_weights_and_models_are_not_paths(tmp_path: Path) -> None:
+    document: dict[str, Any] = {"base": {"model": "torchvision:resnet50", "weights": "IMAGENET1K_V2"}}
+    resolve_paths(document, tmp_path)
+    assert document == {"base": {"model": "torchvision:resnet50", "weights": "IMAGENET1K_V2"}}
+    document = {"base": {"model": "net.pt2", "weights": "included"}}
+    resolve_paths(document, tmp_path)
+    assert document == {"base": {"model": str(tmp_path / "net.pt2"), "weights": "included"}}

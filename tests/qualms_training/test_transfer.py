@@ -100,7 +100,7 @@ def bundle(output: str, folder: Path) -> Bundle:
 def test_the_meta_model_predicts_and_the_base_probabilities_are_the_bases_own(bundle: Bundle) -> None:
     assert bundle.manifest.prediction == "meta"
     assert len(bundle.manifest.classes) == 4
-    outputs = GraphRunner(bundle.graph)(np.asarray(load("shapes", "test").images[:50]))
+    outputs = GraphRunner(bundle.graph)(np.asarray(load("shapes", "test").images)[:50])
     assert outputs["base_probabilities"].shape == (50, 7)
     assert outputs["alpha"].shape == outputs["probabilities"].shape == (50, 4)
     for name in ("alpha", "meta_alpha"):

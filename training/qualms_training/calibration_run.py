@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qualms.bundle.calibration_data import AsSent, Calibration
 from qualms.bundle.manifest import OperatingDefaults, Reference, SetMethod
-from qualms.bundle.runtime import GraphRunner, Outputs
+from qualms.bundle.runtime import Outputs
 from qualms.bundle.scores import ScoreSpec, as_uncertainty
 from qualms.decisions.calibration import CalibrationSource, calibrate, calibrate_worst, reference
 from qualms.decisions.flag import rank
@@ -22,6 +22,7 @@ from qualms.images.observed import ObservedEncoding
 from qualms_training.console import Display
 from qualms_training.data.dataset import Selection
 from qualms_training.errors import DataError
+from qualms_training.reporting.graph_runs import Runner, received_chunks, stored_fingerprints
 
 Grid = tuple[NDArray[np.float32], NDArray[np.float32]]
 """levels and thresholds of a `trust_grid`"""
@@ -39,6 +40,11 @@ class CalibrationPlan:
     operating: OperatingDefaults
     sets: SetMethod
     grid: Grid
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Outputs of the graph that the calibration needs; at K = 1000, all others would take three times their memory."""
+        return ("prediction", "probabilities", *self.scores)
 
     def calibrate(
         self,
@@ -75,7 +81,7 @@ class CalibrationPlan:
 
 
 def run_calibration(
-    runner: GraphRunner,
+    runner: Runner,
     images: Selection,
     labels: NDArray[np.int64] | None,
     plan: CalibrationPlan,
@@ -92,14 +98,14 @@ def run_calibration(
             "Only images without labels can be trimmed; images with labels are known to be in distribution."
         )
     plan.check_count(len(images) - math.floor(share * len(images)))
-    settings, stored, observed = _send(runner, images, plan.input, source.as_sent, display)
+    settings, stored, observed = _send(runner, images, plan, source.as_sent, display)
     by_size = source.as_sent is not None and source.as_sent.form == "by-size"
     sizes = {name: encodings[0].size for name, encodings in observed.items()} if by_size else None
     if share:
         kept = plan.trimmed(settings, share)
         settings = {name: {key: values[kept] for key, values in one.items()} for name, one in settings.items()}
     counts = Counter(one.text for encodings in observed.values() for one in encodings)
-    filled: dict[str, Any] = {"observed": dict(counts.most_common()), "fingerprints": fingerprints(stored)}
+    filled: dict[str, Any] = {"observed": dict(counts.most_common()), "fingerprints": stored}
     return plan.calibrate(settings, labels, CalibrationSource(**{**source.fields(), **filled}), sizes)
 
 
@@ -115,21 +121,27 @@ def _check_size(setting: str, observed: list[ObservedEncoding]) -> None:
 
 
 def _send(
-    runner: GraphRunner, images: Selection, spec: InputSpec, as_sent: AsSent | None, display: Display
-) -> tuple[dict[str, Outputs], NDArray[np.uint8], dict[str, list[ObservedEncoding]]]:
-    """Outputs by setting, the images as stored, and the encodings of the images by setting."""
+    runner: Runner, images: Selection, plan: CalibrationPlan, as_sent: AsSent | None, display: Display
+) -> tuple[dict[str, Outputs], NDArray[np.uint64], dict[str, list[ObservedEncoding]]]:
+    """Outputs by setting, the fingerprints (N,) of the images as stored, and the encodings of the images by setting."""
     encodings = [] if as_sent is None else parse_encodings(as_sent.encodings)
     seed = 0 if as_sent is None else as_sent.seed
     several = as_sent is not None and as_sent.has_settings
     plans = {one.text: [one] for one in all_settings(encodings)} if several else {STORED: encodings}
     settings, observed = dict[str, Outputs](), dict[str, list[ObservedEncoding]]()
-    stored = images.conformed(spec) if encodings else np.zeros(0, np.uint8)
+    stored = stored_fingerprints(images, plan.input) if encodings else None
     with display.bar("calibrating", 2 * len(images) * len(plans)) as advance:
         for name, encoding in plans.items():
-            received = images.received(spec, encoding, seed, advance)
-            observed[name] = received.observed
+            parts, prints, observed[name] = [], [], []
+            for chunk, seen in received_chunks(images, plan.input, encoding, seed, advance):
+                outputs = runner(chunk)
+                parts.append({key: outputs[key] for key in plan.outputs})
+                prints += [] if encodings else [fingerprints(chunk)]
+                observed[name] += seen
+                advance(len(chunk))
+            settings[name] = {key: np.concatenate([part[key] for part in parts]) for key in plan.outputs}
+            stored = np.concatenate(prints) if stored is None else stored
             if as_sent is not None and as_sent.form == "by-size":
-                _check_size(name, received.observed)
-            settings[name] = runner(received.images, progress=advance)
-            stored = stored if encodings else received.images
+                _check_size(name, observed[name])
+    assert stored is not None  # there is at least one setting
     return settings, stored, observed

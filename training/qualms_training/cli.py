@@ -6,33 +6,9 @@ from typing import Annotated
 
 import typer
 
+from qualms_training.options import AllowChance, Cache, Data, Device, Form, Model, ShowAll
+from qualms_training.own_model import cli as own_model
 from qualms_training.stages import Stage
-
-Data = Annotated[
-    Path | None,
-    typer.Option("--data", help="Folder of NAME-SPLIT.npz files.", envvar="QUALMS_DATA", show_default=False),
-]
-Cache = Annotated[
-    Path | None,
-    typer.Option(help="Folder for trained bases and features; recipes may share it.", show_default="OUT/cache"),
-]
-Model = Annotated[str, typer.Argument(help="A bundle's path, or an embedded model's name.")]
-
-
-class Device(StrEnum):
-    """The device to compute on."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Form(StrEnum):
-    """A form of calibration, as defined in qualms.bundle.calibration_data."""
-
-    worst = "worst"
-    by_size = "by-size"
-    mixture = "mixture"
 
 
 class ProtocolName(StrEnum):
@@ -43,7 +19,8 @@ class ProtocolName(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module to `qualms`."""
+    """Add the commands of this module and of `qualms_training.own_model.cli` to `qualms`."""
+    own_model.register(app)
     app.command()(train)
     app.command()(evaluate)
     app.command()(calibrate)
@@ -69,6 +46,8 @@ def train(
     device: Device = Device.auto,
     stage: Annotated[Stage | None, typer.Option(help="Run this stage only.", show_default=False)] = None,
     cache: Cache = None,
+    allow_chance: AllowChance = False,
+    show_all: ShowAll = False,
 ) -> None:
     """Run a recipe, from data to one calibrated ONNX file; an interrupted run continues when it is started again."""
     from qualms_training.recipe import load_recipe
@@ -82,6 +61,8 @@ def train(
         seeds=range(seed, seed + seeds),
         device=pick_device(device.value),
         only=stage.value if stage else None,
+        allow_chance=allow_chance,
+        show_all=show_all,
     )
 
 
@@ -89,7 +70,8 @@ def evaluate(
     model: Model,
     data: Data = None,
     ood: Annotated[
-        list[str] | None, typer.Option(help="OOD set; repeat for more.", show_default="the recipe's")
+        list[str] | None,
+        typer.Option(help="OOD set: a name, or a folder of images; repeat for more.", show_default="the recipe's"),
     ] = None,
     test: Annotated[
         Path | None,
@@ -107,14 +89,31 @@ def evaluate(
         typer.Option(help="Coverage of prediction sets; repeat for more.", show_default="0.9, 0.95 and 0.99"),
     ] = None,
     write: Annotated[bool, typer.Option("--write", help="Store the evaluation in the bundle.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Files of the tables, OUT.md and OUT.json.", show_default="MODEL.evaluation"),
+    ] = None,
+    show_all: ShowAll = False,
 ) -> None:
-    """Evaluate a bundle on its test set and on OOD sets, in several encodings, and print the tables."""
+    """Evaluate a bundle on its test set and on OOD sets, in several encodings; print the rows that decide, and save all."""
     from qualms.bundle.embedded import available, resolve_model
     from qualms_training.reporting.evaluation import evaluate_bundle
+    from qualms_training.reporting.saved import default_out
 
     if write and model in available():
         raise typer.BadParameter(f"the embedded model {model} cannot be overwritten: copy its file")
-    evaluate_bundle(resolve_model(model), data, ood, test=test, encodings=encoding, coverages=coverage, write=write)
+    path = resolve_model(model)
+    evaluate_bundle(
+        path,
+        data,
+        ood,
+        test=test,
+        encodings=encoding,
+        coverages=coverage,
+        write=write,
+        out=out or default_out(path),
+        show_all=show_all,
+    )
 
 
 def calibrate(
@@ -365,12 +364,21 @@ def bench_fit(
 
 def bench_graph(
     recipe: Annotated[str, typer.Option(help="Recipe whose base and meta-model are used.")] = "cifar10-vgg16-pooled",
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model with random weights instead, such as torchvision:resnet50.", show_default=False),
+    ] = None,
+    classes: Annotated[int, typer.Option(min=2, help="Number of classes of --model.")] = 1000,
+    size: Annotated[int, typer.Option(min=1, help="Side of the images of --model.")] = 224,
     repeats: Annotated[int, typer.Option(min=5)] = 60,
 ) -> None:
-    """Compare the run time of the full graph with that of the base, and measure the time of the scores."""
-    from qualms_training.bench.graph_cost import bench_graph as bench
+    """Compare size and run time of the full graph with those of the base, and measure the time of the scores."""
+    from qualms_training.bench import graph_cost
 
-    bench(recipe, repeats)
+    if model is None:
+        graph_cost.bench_graph(recipe, repeats)
+    else:
+        graph_cost.bench_model(model, classes, size, repeats)
 
 
 def bench_scores() -> None:

@@ -1,5 +1,7 @@
 """Recipes: one TOML file with every setting of a run; an unknown key is an error that names the key."""
 
+import re
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -8,13 +10,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from qualms.bundle.calibration_data import CalibrationForm
 from qualms.bundle.manifest import OperatingDefaults, Predictor, SetMethod, first_problem
-from qualms.bundle.parts import Fraction, Name
+from qualms.bundle.parts import Fraction, Name, is_none
 from qualms.bundle.scores import DIRICHLET_SCORES, SCORES
 from qualms.errors import EncodingError
 from qualms.images.encodings import parse_encodings
 from qualms.images.input_spec import InputSpec
 from qualms_training.data.noise import CORRUPTION, check_noise
-from qualms_training.errors import RecipeError
+from qualms_training.errors import RecipeError, did_you_mean
 from qualms_training.files import load_toml, toml_names
 from qualms_training.fitting.learning_rate import LearningRate, ScheduleName, learning_rate
 
@@ -23,6 +25,11 @@ NoiseChain = Annotated[list[Annotated[str, AfterValidator(check_noise)]], Field(
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(gt=0)]
 INCLUDED = "included"
+MODEL_SUFFIXES = (".pt", ".pth", ".ts", ".torchscript", ".pt2")
+"""of files that hold a whole network"""
+FOLDER_PREFIX = "folder:"
+LIBRARY_WEIGHTS = re.compile(r"[A-Z][A-Z0-9_]*")
+"""names of weights that a library has, such as DEFAULT or IMAGENET1K_V2; anything else is a file"""
 REPORTED_ENCODINGS = (
     *("png", "jpeg:95", "jpeg:85", "jpeg:75", "jpeg:50", "webp:80", "resize:2:bilinear", "resize:2:bicubic"),
     *("resize:2:lanczos", "resize:2+jpeg:75", "resize:0.5:bicubic", "brightness:0.85", "brightness:1.15"),
@@ -64,6 +71,8 @@ class DataSection(Section):
     """also evaluate on corrupted test images (permutation, then blur, then contrast)"""
     limit: Count = 10_000
     """largest number of images of an OOD set"""
+    classes: list[str] | None = Field(None, exclude_if=is_none)
+    """class names in the order of the base's logits; by default the alphabetical order of the class folders"""
     splits: SplitSizes
 
 
@@ -137,13 +146,16 @@ class BaseSection(Optimisation):
 
     model: str
     weights: str | None = None
-    """a state-dict file, or `included` if the function that `model` names loads them; the base is then not trained"""
+    """a state-dict file, the name of weights that the model's library has (`DEFAULT`), or `included` if the model comes with
+    them: a function that loads them, a TorchScript or torch.export file; the base is then not trained"""
     weights_saw: Literal["train-split", "all", "other-data"] | None = None
     """training images that the given weights were trained on: the recipe's train split, all, or none (`other-data`);
     `train-split` means a base trained by `qualms train` with this recipe's data and the seed `weights_seed`;
     thresholds calibrated on images that the base was trained on are invalid"""
-    weights_seed: Annotated[int, Field(ge=0)] | None = Field(None, exclude_if=lambda seed: seed is None)
+    weights_seed: Annotated[int, Field(ge=0)] | None = Field(None, exclude_if=is_none)
     """for `train-split`: the seed of the run that trained the weights, and the only seed they can be used with"""
+    logits: str | None = Field(None, exclude_if=is_none)
+    """key or index of the logits if the model returns several tensors"""
     taps: list[str] | Literal["auto"] = "auto"
     augment: Literal["none", "crop-flip"] = "none"
 
@@ -166,14 +178,22 @@ class BaseSection(Optimisation):
                 "`qualms train` run that made the weights, because each seed draws another split"
             )
         source, _, name = self.model.partition(":")
-        if self.weights == INCLUDED and (not name or source in ("torchvision", "timm")):
-            raise ValueError(f"weights = 'included' needs a model given as package.module:function, not {self.model!r}")
+        if (
+            self.weights == INCLUDED
+            and not is_model_file(self.model)
+            and (not name or source in ("torchvision", "timm"))
+        ):
+            raise ValueError(
+                f"weights = 'included' needs a model given as package.module:function or as a file, not {self.model!r}"
+            )
         return self
 
     @property
     def weights_file(self) -> Path | None:
-        """The file of the given weights; None if the base is trained or its weights are included."""
-        return None if self.weights in (None, INCLUDED) else Path(str(self.weights)).expanduser()
+        """The file of the given weights; None if the base is trained, or its weights are included or the library's."""
+        if self.weights is None or self.weights == INCLUDED or LIBRARY_WEIGHTS.fullmatch(self.weights):
+            return None
+        return Path(self.weights).expanduser()
 
 
 class MetaSection(Optimisation):
@@ -313,19 +333,68 @@ class Recipe(Section):
         return self
 
 
+def is_model_file(model: str) -> bool:
+    """Whether a base is given as a file, TorchScript or torch.export, rather than by name."""
+    return model.endswith(MODEL_SUFFIXES)
+
+
 def available() -> list[str]:
     """Names of the recipes that come with the package."""
     return toml_names(_FOLDER)
 
 
 def load_recipe(name_or_path: str) -> Recipe:
-    """A recipe of the package by name, or any TOML file by path."""
-    return check_recipe(load_toml(name_or_path, _FOLDER, "recipe"), name_or_path)
+    """A recipe of the package by name, or any TOML file by path; paths in the file are relative to it."""
+    document = load_toml(name_or_path, _FOLDER, "recipe")
+    if name_or_path.endswith(".toml"):
+        resolve_paths(document, Path(name_or_path).parent)
+    return check_recipe(document, name_or_path)
+
+
+def resolve_paths(document: dict[str, Any], folder: Path) -> None:
+    """Make the paths in a recipe relative to the working directory instead of `folder`."""
+    map_paths(document, lambda path: str(folder / Path(path).expanduser()))
+
+
+def map_paths(document: dict[str, Any], change: Callable[[str], str]) -> None:
+    """Apply `change` to the paths of data, model and weights in a recipe; values of the wrong type are left to `check_recipe`."""
+
+    def changed(value: Any, is_path: Callable[[str], bool]) -> Any:
+        if isinstance(value, list):
+            return [changed(one, is_path) for one in value]
+        if not isinstance(value, str) or not is_path(value):
+            return value
+        prefix = FOLDER_PREFIX if value.startswith(FOLDER_PREFIX) else ""
+        return prefix + change(value.removeprefix(prefix))
+
+    for section, key, is_path in (
+        ("data", "id", lambda value: value.startswith(FOLDER_PREFIX)),
+        ("data", "ood", lambda value: value.startswith(FOLDER_PREFIX)),
+        ("base", "weights", lambda value: value != INCLUDED and not LIBRARY_WEIGHTS.fullmatch(value)),
+        ("base", "model", is_model_file),
+    ):
+        values = document.get(section)
+        if isinstance(values, dict) and key in values:
+            values[key] = changed(values[key], is_path)
 
 
 def check_recipe(document: dict[str, Any], source: str) -> Recipe:
-    """Validate a recipe's keys and values; RecipeError names the first invalid one. `source` is named in the error."""
+    """Validate a recipe's keys and values; RecipeError names the first invalid one. `source` is named in the error.
+
+    Unknown keys come before missing ones, because an unknown key is often a missing one that is misspelt.
+    """
     try:
         return Recipe.model_validate(document)
     except ValidationError as error:
-        raise RecipeError(f"Recipe {source} is not valid: {first_problem(error)}.") from None
+        unknown = [".".join(map(str, one["loc"])) for one in error.errors() if one["type"] == "extra_forbidden"]
+        problem = f"{unknown[0]}: this field is unknown" if unknown else first_problem(error)
+        close = did_you_mean(unknown[0].rpartition(".")[2], _keys(unknown[0])) if unknown else "."
+        raise RecipeError(f"Recipe {source} is not valid: {problem}{close}") from None
+
+
+def _keys(path: str) -> list[str]:
+    """The accepted keys of the section of the key at the dotted `path`."""
+    section: Any = Recipe
+    for part in path.split(".")[:-1]:
+        section = section.model_fields[part].annotation if part in section.model_fields else Section
+    return list(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else []

@@ -1,20 +1,25 @@
 """Run a recipe: check it, run every stage for every seed, and report the evaluations."""
 
 import importlib
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import torch
 from rich.markup import escape
+from torch import nn
 
 from qualms.bundle.evaluation_results import Evaluation
 from qualms.bundle.file import open_bundle
-from qualms_training.console import Display
+from qualms_training.checks.estimates import peak_memory
+from qualms_training.console import Display, duration
+from qualms_training.data import DataSource
 from qualms_training.errors import QualmsError
 from qualms_training.files import save_json, save_text
 from qualms_training.recipe import Recipe
-from qualms_training.reporting.report import accuracy_line, all_grids, to_markdown, to_rich
+from qualms_training.reporting.report import accuracy_line, all_grids, to_markdown
+from qualms_training.reporting.summary import print_report, summary_grids
 from qualms_training.stages import Stage, check
 from qualms_training.stages.context import RunContext
 from qualms_training.stages.provenance import versions
@@ -25,13 +30,20 @@ def train_recipe(
     *,
     out: Path,
     cache: Path,
-    data_dir: Path | None,
+    data_dir: DataSource,
     seeds: Sequence[int],
     device: torch.device,
     only: str | None = None,
+    allow_chance: bool = False,
+    given_base: nn.Module | None = None,
+    show_all: bool = False,
     display: Display | None = None,
 ) -> list[Evaluation]:
-    """Run every stage, or `only` one, for each seed; print and save the tables if the evaluations were made."""
+    """Run every stage, or `only` one, for each seed; print and save the tables if the evaluations were made.
+
+    With `allow_chance`, a base whose accuracy is near chance is accepted. `given_base` is a Python object
+    in place of the model that the recipe names. With `show_all`, all tables are printed instead of the rows that decide.
+    """
     display = display or Display()
     display.note(f"[bold]{recipe.name}[/bold]: {escape(recipe.description)}")
     for seed in seeds:
@@ -40,7 +52,18 @@ def train_recipe(
     folders = {seed: out / f"seed-{seed}" for seed in seeds}
     for seed, folder in folders.items():
         display.note(f"[bold cyan]seed {seed}[/bold cyan] on {device}")
-        context = RunContext(recipe, seed, folder, cache, data_dir, device, display, only)
+        context = RunContext(
+            recipe,
+            seed,
+            folder,
+            cache,
+            data_dir,
+            device,
+            display,
+            only,
+            allow_chance=allow_chance,
+            given_base=given_base,
+        )
         if seed == seeds[0]:
             check.run(context)
             save_settings(recipe, device, out)
@@ -49,14 +72,20 @@ def train_recipe(
 
     if only not in (None, Stage.evaluate):
         return []
-    return report_evaluations(recipe, [folder / "model.onnx" for folder in folders.values()], out, display)
+    return report_evaluations(
+        recipe, [folder / "model.onnx" for folder in folders.values()], out, display, show_all=show_all
+    )
 
 
 def run_stages(context: RunContext, stages: Iterable[Stage]) -> None:
-    """Run stages of one seed, in the given order."""
+    """Run stages of one seed, in the given order, and display the time that each took and the largest memory."""
+    times = []
     for stage in stages:
         context.display.note(f"[bold]{stage}[/bold]")
+        start = time.monotonic()
         importlib.import_module(f"qualms_training.stages.{stage}").run(context)
+        times.append(f"{stage} {duration(time.monotonic() - start)}")
+    context.display.note(f"Time: {', '.join(times)}; largest memory {peak_memory() / 1e9:.1f} GB.")
 
 
 def save_settings(recipe: Recipe, device: torch.device, out: Path) -> None:
@@ -68,18 +97,23 @@ def save_settings(recipe: Recipe, device: torch.device, out: Path) -> None:
         raise QualmsError(f"Folder {out} cannot be written to: {error.strerror}.") from error
 
 
-def report_evaluations(recipe: Recipe, bundles: Sequence[Path], out: Path, display: Display) -> list[Evaluation]:
-    """The evaluations in the bundles of all seeds, printed as tables and written to `out`/report.md."""
+def report_evaluations(
+    recipe: Recipe, bundles: Sequence[Path], out: Path, display: Display, *, show_all: bool = False
+) -> list[Evaluation]:
+    """The evaluations in the bundles of all seeds: the rows that decide are printed, all tables written to `out`/report.md.
+
+    With `show_all`, all tables are printed, too.
+    """
     manifests = [open_bundle(bundle).manifest for bundle in bundles]
     evaluations = [manifest.evaluation for manifest in manifests if manifest.evaluation is not None]
-    grids = all_grids(evaluations, recipe.paper_id)
-    for grid in grids:
-        display.console.print(to_rich(grid))
-    display.note(accuracy_line(evaluations))
+    print_report(evaluations, recipe.paper_id, display, show_all=show_all)
+    if not show_all:
+        display.note(accuracy_line(evaluations))
+    grids = [*summary_grids(evaluations, recipe.operating.score), *all_grids(evaluations, recipe.paper_id)]
     head = f"# {recipe.name} {recipe.version}\n\n{recipe.description}\n\n{accuracy_line(evaluations)}\n"
     save_text(out / "report.md", "\n".join([head, *(to_markdown(grid) for grid in grids)]))
     display.note(
-        f"Report: {escape(str(out / 'report.md'))}; each seed's folder holds model.onnx, evaluation.json and plots."
+        f"All tables: {escape(str(out / 'report.md'))}, or --all; each seed's folder holds model.onnx, evaluation.json and plots."
     )
     return evaluations
 

@@ -7,7 +7,7 @@ from scipy.stats import dirichlet
 
 from qualms.bundle.scores import DIRICHLET_SCORES
 from qualms_training.bench.fit_speed import bench_fit
-from qualms_training.bench.graph_cost import BATCHES, bench_graph
+from qualms_training.bench.graph_cost import BATCHES, bench_graph, bench_model
 from qualms_training.bench.score_accuracy import (
     exact_joined_scores,
     exact_meta_scores,
@@ -40,6 +40,13 @@ def test_bench_fit_prints_ratio_cache_and_memory(capsys: pytest.CaptureFixture[s
 def test_bench_graph_prints_every_batch_size_and_the_scores_microseconds(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(bench_graph("tiny", repeats=5)) == set(BATCHES)
     assert "The scores add" in capsys.readouterr().out
+
+
+def test_bench_model_measures_any_base_with_the_given_number_of_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(bench_model("torchvision:resnet18", classes=300, size=32, repeats=2)) == {1}
+    printed = capsys.readouterr().out
+    assert "torchvision:resnet18, 300 classes, 32 pixels" in printed
+    assert "% larger" in printed
 
 
 def test_exact_scores_of_the_uniform_dirichlet() -> None:

@@ -26,7 +26,6 @@ from qualms_training.stages.provenance import provenance
 
 CALIBRATION_IMAGES = 100
 """the smallest round number for the default operating point"""
-_RUN_BATCH = 8
 
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "efficientnet-lite0": (
@@ -46,10 +45,10 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
 """number of classes, and the sections of the recipe that differ, by the name of the file"""
 
 
-def large_recipe(name: str, sections: dict[str, Any]) -> Recipe:
-    """A recipe for images of 224 pixels with these sections; its data and training are not used."""
+def large_recipe(name: str, sections: dict[str, Any], side: int = 224) -> Recipe:
+    """A recipe for images of `side` × `side` pixels with these sections; its data and training are not used."""
     sizes = {"train": 1, "validation": 1, "fit": CALIBRATION_IMAGES, "calibration": CALIBRATION_IMAGES}
-    size = {"height": 224, "width": 224, "fit": "crop", "shorter_side": 256}
+    size = {"height": side, "width": side, "fit": "crop", "shorter_side": side * 8 // 7}
     document = {
         "name": name,
         "description": "Untrained, for benchmarks of speed and memory.",
@@ -69,7 +68,7 @@ def write_random_bundle(path: Path, recipe: Recipe, classes: int) -> None:
     drawn = golden.draw(recipe.input.spec)
     data, _ = export_graph(graph, drawn)
     runner = GraphRunner(data)
-    outputs = runner(images, batch=_RUN_BATCH)
+    outputs = runner(images)
     labels = np.random.default_rng(0).integers(0, classes, len(images))
     specs = {name: SCORES[name] for name in recipe.scores}
     trust = recipe.operating.trust_score

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from qualms_training.data.lazy_images import Pixels
 from qualms_training.data.noise import NOISES, apply_noise
 from qualms_training.data.prepare import CORRUPTED
 from qualms_training.fitting.feature_cache import Features, cached_features
@@ -150,7 +151,7 @@ class InputBuilder:
     protocol: Protocol
     seed: int
     """seed of the methods; the base may have another"""
-    ood_images: dict[str, NDArray[np.uint8]]
+    ood_images: dict[str, Pixels]
     """OOD sets by column of the tables, (N, H, W, C) each"""
 
     @property
@@ -268,5 +269,5 @@ class InputBuilder:
             for draw in range(meta.noise_draws)
         ]
 
-    def _normalised(self, pixels: NDArray[np.uint8], role: Role) -> Images:
-        return Images(pixels, normaliser(self.protocol, role, self.context.recipe.input))
+    def _normalised(self, pixels: Pixels, role: Role) -> Images:
+        return Images(np.asarray(pixels), normaliser(self.protocol, role, self.context.recipe.input))

@@ -1,0 +1,194 @@
+"""Networks of every kind: the exported graph has PyTorch's classes on 500 images, and its probabilities within 1e-4."""
+
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from qualms.bundle.runtime import GraphRunner
+from qualms_training.checks.trial_export import trial_graph
+from qualms_training.meta.extractor import Extractor, Normalise, build_reduce
+from qualms_training.meta.meta_model import build_meta
+from qualms_training.meta.onnx_export import to_onnx
+from qualms_training.meta.taps import Tapped, choose_taps, tap_shapes
+from qualms_training.models.channels import expected_channels
+from qualms_training.models.logits import return_logits
+from qualms_training.models.source import base_of_module, load_base
+from qualms_training.models.torchvision_compat import import_torchvision
+from qualms_training.recipe import MetaSection
+
+pytestmark = pytest.mark.slow
+
+IMAGES, CLASSES = 500, 7
+META = MetaSection.model_validate({"form": "pooled", "epochs": 1, "lr": 0.1})
+Pair = namedtuple("Pair", ["features", "scores"])
+
+
+class Small(nn.Module):
+    """A small convolutional network with an output of any form."""
+
+    def __init__(
+        self, form: Callable[[Tensor, Tensor], Any] = lambda features, logits: logits, channels: int = 3
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 8, 3, stride=2, padding=1)
+        self.conv2 = nn.Conv2d(8, 16, 3, stride=2, padding=1)
+        self.head = nn.Linear(16, CLASSES)
+        self.form = form
+
+    def forward(self, x: Tensor) -> Any:
+        features = torch.relu(self.conv2(torch.relu(self.conv1(x)))).mean((2, 3))
+        return self.form(features, self.head(features))
+
+
+def torchvision_network(name: str, **sizes: Any) -> nn.Module:
+    model: nn.Module = getattr(import_torchvision().models, name)(num_classes=CLASSES, **sizes)
+    return model
+
+
+def resnet() -> nn.Module:
+    models = import_torchvision().models.resnet
+    model: nn.Module = models.ResNet(models.Bottleneck, [1, 1, 1, 1], num_classes=CLASSES, width_per_group=8)
+    return model
+
+
+def vision_transformer() -> nn.Module:
+    kind = import_torchvision().models.VisionTransformer
+    model: nn.Module = kind(32, 8, num_layers=4, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=CLASSES)
+    head = model.get_submodule("heads.head")
+    assert isinstance(head, nn.Linear)
+    nn.init.normal_(head.weight)  # torchvision's zeros would give equal classes
+    return model
+
+
+def swin() -> nn.Module:
+    kind = import_torchvision().models.SwinTransformer
+    model: nn.Module = kind([4, 4], 8, [2, 2], [2, 2], [4, 4], num_classes=CLASSES)
+    return model
+
+
+def convnext() -> nn.Module:
+    models = import_torchvision().models.convnext
+    settings = [models.CNBlockConfig(8, 16, 1), models.CNBlockConfig(16, 32, 1), models.CNBlockConfig(32, None, 1)]
+    model: nn.Module = models.ConvNeXt(settings, layer_scale=1.0, num_classes=CLASSES)
+    return model
+
+
+def timm_network(name: str, **sizes: Any) -> nn.Module:
+    import_torchvision()
+    timm = pytest.importorskip("timm")
+    model: nn.Module = timm.create_model(name, pretrained=False, num_classes=CLASSES, **sizes)
+    return model
+
+
+def hugging_face_vit() -> nn.Module:
+    import_torchvision()
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=4, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=8
+    )
+    config.num_labels = CLASSES
+    model: nn.Module = transformers.ViTForImageClassification(config)
+    return model
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "torchvision resnet": resnet,
+    "torchvision vit": vision_transformer,
+    "torchvision swin": swin,
+    "torchvision convnext": convnext,
+    "torchvision mobilenet": lambda: torchvision_network("mobilenet_v3_small"),
+    "timm vit": lambda: timm_network("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=4, embed_dim=48),
+    "timm convnext": lambda: timm_network("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 24, 32)),
+    "timm grey": lambda: timm_network("resnet10t", in_chans=1),
+    "hugging face vit": hugging_face_vit,
+    "dict": lambda: Small(lambda features, logits: {"embedding": features.flatten(), "logits": logits}),
+    "tuple": lambda: Small(lambda features, logits: (logits, features[:, 0])),
+    "named tuple": lambda: Small(lambda features, logits: Pair(features[:, 0], logits)),
+}
+
+
+def images(side: int, channels: int) -> NDArray[np.uint8]:
+    """Noise of many contrasts and colours, so that classes differ."""
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (IMAGES, side // 8, side // 8, channels)).repeat(8, axis=1).repeat(8, axis=2)
+    return np.asarray(np.clip(coarse + rng.normal(0, 30, coarse.shape), 0, 255), dtype=np.uint8)
+
+
+def compare(base: nn.Module, side: int = 32) -> None:
+    """Export the whole graph for a base and compare classes and probabilities with those of the base alone."""
+    channels = expected_channels(base) or 3
+    pixels = images(side, channels)
+    normalise = Normalise([0.5] * channels, [0.25] * channels)
+    example = normalise(torch.from_numpy(pixels[:2]))
+    with torch.inference_mode():
+        expected = torch.cat(
+            [return_logits(base, example)(normalise(torch.from_numpy(part))) for part in np.split(pixels, 10)]
+        )
+    taps = choose_taps(base, example)
+    assert len(taps) >= 1
+    extractor = Extractor(normalise, Tapped(base, taps), build_reduce(META)).eval()
+    widths = [extractor.reduce.output_shape(shape) for shape in tap_shapes(base, taps, example)]
+    classes = expected.shape[1]
+    graph = trial_graph(
+        extractor, build_meta(META, widths, classes, 0), pixels, classes=classes, prediction="base", distance=True
+    )
+    outputs = GraphRunner(to_onnx(graph, pixels[:2], graph.outputs))(pixels)
+    probabilities = expected.softmax(1).numpy()
+    np.testing.assert_allclose(outputs["base_probabilities"], probabilities, atol=1e-4)
+    assert len(np.unique(probabilities.argmax(axis=1))) > 1  # a base that ignores its input would pass trivially
+    np.testing.assert_array_equal(outputs["prediction"], probabilities.argmax(axis=1))
+
+
+@torch.inference_mode()
+def with_different_classes(base: nn.Module, side: int = 32) -> nn.Module:
+    """The network with a last layer whose logits vary about 0, because random networks predict one class for all images."""
+    head = [module for module in base.modules() if isinstance(module, nn.Linear)][-1]
+    pixels = images(side, expected_channels(base) or 3)[:100]
+    outputs = list[Tensor]()
+    with head.register_forward_hook(lambda _, __, output: outputs.append(output)):
+        base(Normalise([0.5], [0.25])(torch.from_numpy(pixels)))
+    deviation = outputs[0].std()
+    head.weight.copy_(head.weight / deviation)
+    head.bias.copy_((head.bias - outputs[0].mean(0)) / deviation)
+    return base
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_graph_of_a_network_has_its_classes_and_probabilities(name: str) -> None:
+    torch.manual_seed(0)
+    compare(base_of_module(with_different_classes(NETWORKS[name]().eval())).module)
+
+
+def test_a_torch_export_file_is_a_base(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batch = torch.export.Dim("batch", min=1)
+    program = torch.export.export(
+        with_different_classes(Small().eval()), (torch.zeros(2, 3, 32, 32),), dynamic_shapes=({0: batch},)
+    )
+    torch.export.save(program, tmp_path / "net.pt2")
+    loaded = load_base(str(tmp_path / "net.pt2"), channels=3, height=32, width=32)
+    assert loaded.opaque is not None
+    compare(loaded.module)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", ["traced", "scripted"])
+def test_a_torchscript_file_is_a_base(tmp_path: Path, kind: str) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES)
+    ).eval()
+    with_different_classes(network)
+    example = torch.zeros(2, 3, 32, 32)
+    jit: Any = torch.jit  # its functions have no types
+    jit.save(jit.trace(network, example) if kind == "traced" else jit.script(network), str(tmp_path / "net.pt"))
+    loaded = load_base(str(tmp_path / "net.pt"), channels=3, height=32, width=32)
+    assert loaded.opaque is not None
+    compare(loaded.module)

@@ -1,0 +1,56 @@
+"""List the modules of a network that can be tapped, for `qualms taps`."""
+
+import torch
+from rich.markup import escape
+from rich.table import Table
+
+from qualms_training.console import Display
+from qualms_training.errors import ModelError
+from qualms_training.meta.taps import describe_taps
+from qualms_training.models import build
+from qualms_training.models.channels import expected_channels
+from qualms_training.models.logits import return_logits
+from qualms_training.models.source import LoadedBase, load_base
+from qualms_training.own_model.options import FitOptions
+from qualms_training.recipe import is_model_file
+
+DEFAULT_SIDE = 224
+CLASSES = 1000
+"""of a network without weights"""
+
+
+def list_model_taps(options: FitOptions, display: Display, show_all: bool) -> None:
+    """Print the modules that are chosen as taps, or all that can be, with their shapes and why."""
+    base = _load(options)
+    side = (DEFAULT_SIDE, DEFAULT_SIDE) if base.input is None else (base.input.height, base.input.width)
+    height, width = options.input.height or side[0], options.input.width or side[1]
+    channels = expected_channels(base.module) or (1 if options.input.colour == "L" else 3)
+    example = torch.zeros(2, channels, height, width)
+    try:
+        described = describe_taps(return_logits(base.module, example, options.logits), example)
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ModelError(
+            f"{options.model} cannot be run on images of {height} × {width} pixels with {channels} channels: {reason}; --size "
+            "gives another input size."
+        ) from error
+    table = Table("tap", "shape", "layout", "chosen", "why", header_style="bold")
+    for one in described if show_all else (one for one in described if one.chosen):
+        shape = " × ".join(map(str, one.shape))
+        table.add_row(escape(one.name), shape, one.layout, "yes" if one.chosen else "", escape(one.reason))
+    display.console.print(table)
+    chosen = [one.name for one in described if one.chosen]
+    display.note(f"Chosen: {escape(','.join(chosen))}")
+    if not show_all:
+        display.note(f"{len(described) - len(chosen)} other modules can be named with --taps; --all lists them.")
+    if base.opaque:
+        display.note(escape(base.opaque))
+
+
+def _load(options: FitOptions) -> LoadedBase:
+    """The network; names and shapes of its modules do not depend on the weights, so random ones are enough."""
+    height, width = options.input.height or DEFAULT_SIDE, options.input.width or DEFAULT_SIDE
+    if options.weights is not None or is_model_file(options.model):
+        return load_base(options.model, weights=options.weights, height=options.input.height, width=options.input.width)
+    channels = 1 if options.input.colour == "L" else 3
+    return LoadedBase(build(options.model, CLASSES, channels, height, width).eval(), None, None, None, "random")

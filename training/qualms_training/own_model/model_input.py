@@ -1,0 +1,126 @@
+"""The input of a user's model: what the user gives, else the model's own configuration, else what the images suggest."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from qualms_training.data.dataset import Images
+from qualms_training.errors import DataError, RecipeError
+from qualms_training.models.input_defaults import InputDefaults
+from qualms_training.own_model.options import InputOptions
+
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+"""the normalisation that most networks with ImageNet weights, and networks trained from them, use"""
+LOOKED_AT = 16
+"""images whose size is looked at"""
+
+
+def input_section(
+    given: InputOptions, defaults: InputDefaults | None, images: Images, channels: int | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The section `input` of the recipe, and sentences that say where its values are from.
+
+    `channels` is what the network's first layer takes, if that is known.
+    """
+    values, notes = dict[str, Any](), list[str]()
+    if defaults is not None:
+        values = {one.name: getattr(defaults, one.name) for one in fields(InputDefaults)}
+        source, differs = values.pop("source"), values.pop("differs")
+        notes.append(f"Input: {source}.")
+        if differs:
+            notes.append(f"The model's own preprocessing differs from ours: {differs}.")
+    else:
+        values, notes = _from_images(given, images, channels)
+    if given.height is not None and given.shorter_side is None and given.height != values.get("height"):
+        values["shorter_side"] = None  # of another size
+    values |= {one.name: value for one in fields(InputOptions) if (value := getattr(given, one.name)) is not None}
+    if given.fit == "stretch":
+        values["shorter_side"] = None
+    wanted = 1 if values["colour"] == "L" else 3
+    if channels is not None and channels != wanted:
+        raise RecipeError(
+            f"The network's first layer takes {channels} channels, and images are read as "
+            f"{'grey (L), 1 channel' if wanted == 1 else 'RGB, 3 channels'}; accepted are networks for grey and for RGB images."
+        )
+    section = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {name: value for name, value in section.items() if value is not None}, notes
+
+
+def _from_images(given: InputOptions, images: Images, channels: int | None) -> tuple[dict[str, Any], list[str]]:
+    """Values for a model without a configuration."""
+    notes = ["Input: the model has no configuration of its own."]
+    values: dict[str, Any] = {"colour": "L" if channels == 1 else "RGB"}
+    if given.height is None:
+        values["height"], values["width"] = common_size(images)
+        notes.append(f"Size: {values['height']} × {values['width']} pixels, as the images.")
+    if given.mean is None:
+        grey = values["colour"] == "L" or given.colour == "L"
+        values |= {name: (float(np.mean(value)),) if grey else value for name, value in IMAGENET.items()}
+        notes.append("Normalisation: that of ImageNet, assumed; --mean and --std give another one.")
+    return values, notes
+
+
+def common_size(images: Images) -> tuple[int, int]:
+    """Height and width that some of the images share; DataError if they differ."""
+    sizes = {_size(images, index) for index in np.linspace(0, len(images) - 1, LOOKED_AT).astype(int).tolist()}
+    if len(sizes) > 1:
+        listed = ", ".join(f"{height} × {width}" for height, width in sorted(sizes)[:3])
+        raise DataError(
+            f"The model has no configuration of its own, and the images have several sizes ({listed}, …): give its input size with "
+            "--size, or `input` in Python."
+        )
+    return sizes.pop()
+
+
+def _size(images: Images, index: int) -> tuple[int, int]:
+    if isinstance(images.images, tuple):
+        try:
+            with Image.open(images.images[index]) as image:
+                return image.height, image.width
+        except OSError as error:
+            raise DataError(f"File {images.images[index]} is not usable: {error}.") from error
+    height, width = images.images[index].shape[:2]
+    return height, width
+
+
+def options_from_object(value: Any) -> InputOptions:
+    """The input as `qualms.fit` takes it: a mapping, or an object such as torchvision's `weights.transforms()`."""
+    if value is None or isinstance(value, InputOptions):
+        return value or InputOptions()
+    if isinstance(value, Mapping):
+        return _from_mapping(value)
+    if all(hasattr(value, name) for name in ("crop_size", "resize_size", "mean", "std")):
+        side, shorter = value.crop_size[0], value.resize_size[0]
+        return InputOptions(
+            height=side,
+            width=side,
+            resize=value.interpolation.value,
+            fit="crop",
+            shorter_side=shorter if shorter > side else None,
+            mean=tuple(value.mean),
+            std=tuple(value.std),
+        )
+    raise RecipeError(
+        f"`input` is {type(value).__name__}; accepted are a dict with height, width, mean and std, and torchvision's "
+        "weights.transforms()."
+    )
+
+
+def _from_mapping(value: Mapping[str, Any]) -> InputOptions:
+    accepted = [one.name for one in fields(InputOptions)]
+    if "input_size" in value:  # timm's resolve_model_data_config
+        _, height, width = value["input_size"]
+        value = {"height": height, "width": width, "mean": value.get("mean"), "std": value.get("std")}
+    if "size" in value:
+        sides = value["size"] if isinstance(value["size"], Iterable) else (value["size"], value["size"])
+        height, width = sides
+        value = {"height": height, "width": width, **{key: one for key, one in value.items() if key != "size"}}
+    if unknown := [key for key in value if key not in accepted]:
+        raise RecipeError(f"`input` has the key {unknown[0]!r}; accepted are size, {', '.join(accepted)}.")
+    known: dict[str, Any] = {
+        key: tuple(one) if key in ("mean", "std") and one is not None else one for key, one in value.items()
+    }
+    return InputOptions(**known)
