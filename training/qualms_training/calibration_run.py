@@ -130,10 +130,10 @@ def _send(
     plans = {one.text: [one] for one in all_settings(encodings)} if several else {STORED: encodings}
     settings, observed = dict[str, Outputs](), dict[str, list[ObservedEncoding]]()
     stored = stored_fingerprints(images, plan.input) if encodings else None
-    with display.bar("calibrating", 2 * len(images) * len(plans)) as advance:
+    with display.bar("calibrating", len(images) * len(plans)) as advance:
         for name, encoding in plans.items():
             parts, prints, observed[name] = [], [], []
-            for chunk, seen in received_chunks(images, plan.input, encoding, seed, advance):
+            for chunk, seen in received_chunks(images, plan.input, encoding, seed):
                 outputs = runner(chunk)
                 parts.append({key: outputs[key] for key in plan.outputs})
                 prints += [] if encodings else [fingerprints(chunk)]

@@ -77,11 +77,15 @@ def measure_accuracy(predictions: NDArray[np.int64], labels: NDArray[np.int64], 
 
 def check_accuracy(measured: BaseAccuracy) -> None:
     """ModelError if the base is near chance, or would be much better with another order of the classes."""
-    if measured.is_chance:
-        problem = f"which is not better than chance ({100 * measured.chance:.1f} % for guesses as frequent as these)"
-    elif measured.is_reordered:
+    order = "(--classes FILE, or data.classes in a recipe, gives that of the logits)"
+    if measured.is_reordered:
         assert measured.reordered is not None
         problem = f"and would be {100 * measured.reordered:.1f} % with another order of the classes"
+        question = f"The order of the classes is wrong {order}."
+    elif measured.is_chance:
+        problem = f"which is not better than chance ({100 * measured.chance:.1f} % for guesses as frequent as these)"
+        normalisation = "(--mean and --std, or input.mean and input.std)"
+        question = f"Is the order of the classes wrong {order}, or the normalisation {normalisation}?"
     else:
         return
     name, share = measured.commonest
@@ -91,9 +95,7 @@ def check_accuracy(measured: BaseAccuracy) -> None:
     pairs = "; ".join(f"{true} as {predicted} ({count} of {of})" for true, predicted, count, of in measured.confused)
     raise ModelError(
         f"The base's accuracy on {measured.n:,} held-out images is {100 * measured.accuracy:.1f} %, {problem}. Most confused: "
-        f"{pairs or 'none'}. {untrained}Is the order of the classes wrong (--classes FILE, or data.classes in a recipe, gives "
-        "that of the logits), or the normalisation (--mean and --std, or input.mean and input.std)? --allow-chance goes on all "
-        "the same."
+        f"{pairs or 'none'}. {untrained}{question} --allow-chance goes on all the same."
     )
 
 

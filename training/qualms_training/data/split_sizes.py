@@ -88,10 +88,9 @@ def _check(title: str, count: int, least: dict[str, int], target_fpr: float, gua
         "test": "to test",
     }
     parts = ", ".join(f"{size:,} {reasons[name]}" for name, size in least.items())
-    remedy = "add images"
-    if "calibration" in least and guarantee == "confident":
-        marginal = smallest_calibration(target_fpr, "marginal")
-        remedy += f", choose a higher rate, or choose the marginal guarantee, which needs {marginal:,} to calibrate"
+    remedy = f"add {total - count:,} or more"
+    if "calibration" in least:
+        remedy += ", or choose a higher rate (--target-fpr)"
     raise DataError(f"{title} has {count:,} images, and at least {total:,} are needed: {parts}; {remedy}.")
 
 

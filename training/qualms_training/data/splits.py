@@ -25,7 +25,11 @@ def make_splits(n: int, sizes: Mapping[str, int], seed: int) -> dict[str, NDArra
         if size < 1:
             raise DataError(f"Split {name!r} would have {size} of {n} images; at least 1 is needed.")
     if sum(sizes.values()) > n:
-        raise DataError(f"The splits need {sum(sizes.values())} images in total, but there are {n}.")
+        needed = sum(sizes.values())
+        raise DataError(
+            f"The splits {', '.join(sizes)} need {needed:,} images in total (data.splits), but there are {n:,}; `qualms init` "
+            "writes sizes that fit."
+        )
     order = np.random.Generator(np.random.PCG64(seed)).permutation(n)
     splits, start = {}, 0
     for name in SPLITS:

@@ -143,6 +143,8 @@ def _check_keys(path: Path, expected: Mapping[str, Tensor], state: Mapping[str, 
     if missing:
         faults.append(f"it lacks {len(missing)} tensors (first: {missing[0]!r})")
     if unexpected:
-        faults.append(f"it has {len(unexpected)} that the model does not have (first: {unexpected[0]!r})")
+        faults.append(f"it has {len(unexpected)} tensors that the model does not have (first: {unexpected[0]!r})")
     if faults:
-        raise ModelError(f"Weights file {str(path)!r} does not fit the model: {' and '.join(faults)}.")
+        raise ModelError(
+            f"Weights file {str(path)!r} does not fit the model: {' and '.join(faults)}; is it of another architecture?"
+        )

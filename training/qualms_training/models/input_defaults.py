@@ -94,7 +94,7 @@ def from_torchvision_weights(weights: Any, *, of_file: bool) -> InputDefaults:
         shorter_side=side if side > size else None,
         mean=_floats(transforms.mean),
         std=_floats(transforms.std),
-        source=f"{name}, which may not be those of the weights file" if of_file else name,
+        source=f"{name}, assumed, because the weights file does not say" if of_file else name,
         differs="; ".join(unknown) or None,
     )
 

@@ -45,8 +45,18 @@ def input_section(
             f"The network's first layer takes {channels} channels, and images are read as "
             f"{'grey (L), 1 channel' if wanted == 1 else 'RGB, 3 channels'}; accepted are networks for grey and for RGB images."
         )
+    notes.insert(1 if defaults is not None else 0, _described(values))
     section = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return {name: value for name, value in section.items() if value is not None}, notes
+
+
+def _described(values: Mapping[str, Any]) -> str:
+    """The input in words."""
+    cut = f", cut from images whose shorter side is {values['shorter_side']}" if values.get("shorter_side") else ""
+    numbers = ", ".join(
+        f"{name} {' '.join(f'{one:g}' for one in values[name])}" for name in ("mean", "std") if values.get(name)
+    )
+    return f"That is {values['height']} × {values['width']} pixels{cut}, {values['colour']}{', ' if numbers else ''}{numbers}."
 
 
 def _from_images(given: InputOptions, images: Images, channels: int | None) -> tuple[dict[str, Any], list[str]]:

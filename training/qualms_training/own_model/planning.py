@@ -12,7 +12,8 @@ from qualms_training.console import Display
 from qualms_training.data import DataSource, ImageSet, load
 from qualms_training.data.layout import SplitPlan, find_layout, plan_splits
 from qualms_training.data.split_sizes import HeldOut, plan_sizes
-from qualms_training.errors import DataError, ModelError
+from qualms_training.data.synthetic import SETS
+from qualms_training.errors import DataError, ModelError, did_you_mean
 from qualms_training.files import save_text
 from qualms_training.models import NAMES
 from qualms_training.models.channels import expected_channels
@@ -25,7 +26,7 @@ from qualms_training.own_model.recipe_text import recipe_text
 from qualms_training.recipe import FOLDER_PREFIX, Recipe, is_model_file
 
 
-def plan_recipe(options: FitOptions, data_dir: Path | None, display: Display) -> Recipe:
+def plan_recipe(options: FitOptions, data_dir: DataSource, display: Display) -> Recipe:
     """The recipe for the model and data of the options; where its settings are from is displayed."""
     plan = _split_plan(options, data_dir)
     train = load(plan.id, "train", data_dir)
@@ -107,12 +108,18 @@ def _classes(
     )
 
 
-def _split_plan(options: FitOptions, data_dir: Path | None) -> SplitPlan:
+def _split_plan(options: FitOptions, data_dir: DataSource) -> SplitPlan:
     """How the data are split: a folder by its layout, a named data set by its two files."""
     folder = Path(options.data.removeprefix(FOLDER_PREFIX)).expanduser()
     if options.data.startswith(FOLDER_PREFIX) or folder.is_dir() or os.sep in options.data:
         saw = options.weights_saw or "all"
         return plan_splits(find_layout(folder), weights_saw=saw, target_fpr=options.target_fpr)
+    if not (data_dir or os.environ.get("QUALMS_DATA") or options.data in SETS):
+        near = [one.name for one in folder.parent.iterdir() if one.is_dir()] if folder.parent.is_dir() else []
+        raise DataError(
+            f"There is no folder {options.data!r}{did_you_mean(folder.name, near)} --data takes a "
+            "folder of class folders, or the NAME of files NAME-train.npz and NAME-test.npz in the folder of QUALMS_DATA."
+        )
     return plan_named(options.data, options, data_dir)
 
 

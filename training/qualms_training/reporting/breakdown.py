@@ -90,7 +90,7 @@ def encoding_results(
         limit = min(limit, affordable(runner, seconds, len(encodings), len(ood)))
     images, labels = test.stored.first(limit), test.labels[:limit]
     sets = {name: selection.first(max(1, limit // 10)) for name, selection in ood.items()}
-    total = len(encodings) * 2 * (len(images) + sum(map(len, sets.values())))
+    total = len(encodings) * (len(images) + sum(map(len, sets.values())))
     with display.bar("evaluating by encoding", total) as advance:
         for text in encodings:
             encoding = parse_encoding(text)

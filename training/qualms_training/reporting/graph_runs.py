@@ -76,12 +76,9 @@ class EvaluationRunner:
     def received(
         self, selection: Selection, encoding: Encoding, seed: int, progress: Progress
     ) -> tuple[Outputs, list[ObservedEncoding]]:
-        """The `scores` of images sent in an encoding, and the encodings (N,) as observed.
-
-        `progress` is called twice for each image, when it is decoded and when it was run.
-        """
+        """The `scores` of images sent in an encoding, and the encodings (N,) as observed."""
         rows, observed = [], list[ObservedEncoding]()
-        for images, seen in received_chunks(selection, self._manifest.input, [encoding], seed, progress):
+        for images, seen in received_chunks(selection, self._manifest.input, [encoding], seed):
             rows.append(self._rows_of(images))
             observed += seen
             progress(len(images))
@@ -133,7 +130,7 @@ def softmax_scores(outputs: Outputs) -> dict[str, NDArray[np.float64]]:
 
 
 def received_chunks(
-    selection: Selection, spec: InputSpec, encodings: list[Encoding], seed: int, progress: Progress | None = None
+    selection: Selection, spec: InputSpec, encodings: list[Encoding], seed: int
 ) -> Iterator[tuple[NDArray[np.uint8], list[ObservedEncoding]]]:
     """Images as they arrive at the service, (n, H, W, C), with their encodings (n,), a chunk at a time.
 
@@ -141,7 +138,7 @@ def received_chunks(
     """
 
     def receive(part: slice) -> tuple[NDArray[np.uint8], list[ObservedEncoding]]:
-        received = Selection(selection.source, selection.indices[part]).received(spec, encodings, seed, progress)
+        received = Selection(selection.source, selection.indices[part]).received(spec, encodings, seed)
         images = received.images[:]  # if they are decoded when read, this also observes their encodings
         return images, list(received.observed)
 

@@ -15,6 +15,8 @@ from qualms_training.reporting.graph_runs import BASE_ENTROPY, BASE_MAX_PROBABIL
 from qualms_training.reporting.report import Grid, accuracy_line, all_grids, same_predictions, seen_note, to_rich
 
 _UNKNOWN = "–"
+MIN_EXPECTED = 3
+"""false alarms expected at the target rate; with fewer, the test images cannot tell whether it is met"""
 _VERDICTS = ("meets the target", "not significantly above the target (95 % bound)", "exceeds the target (95 % bound)")
 
 
@@ -82,7 +84,9 @@ def _false_alarms(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[str
     if not counts:
         return [("false alarms", [_UNKNOWN, "the calibration set does not support the target"])]
     rates = [100 * flagged / n for flagged, n, _ in counts]
-    verdict = _VERDICTS[max(verdict_index(*one) for one in counts)]
+    index = max(verdict_index(*one) for one in counts)
+    few = index == 0 and any(n * target < MIN_EXPECTED for _, n, target in counts)
+    verdict = "meets the target, but so few images cannot confirm it" if few else _VERDICTS[index]
     worst = "" if len(counts) == 1 else f", worst {max(rates):.2f}"
     return [
         (
@@ -113,7 +117,9 @@ def _trust(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[str]]]:
         return []
     known = [(one.trust, one.n) for one in served if one.trust is not None]
     if not known:
-        return [("accepted, %", [_UNKNOWN, "the calibration set does not support the target risk"])]
+        return [
+            ("accepted, %", [_UNKNOWN, "none: the calibration set supports no such risk (`qualms inspect` says why)"])
+        ]
     target = f"{100 * known[0][0].target_risk:g}"
     accepted = _mean([100 * trust.accepted / n for trust, n in known], 1)
     wrong = _mean([_share(trust.wrong, trust.accepted) for trust, _ in known], 2)
