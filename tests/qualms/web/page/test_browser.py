@@ -228,13 +228,12 @@ def test_the_curl_command_sends_the_saved_image(visit: Callable[..., Visit], tmp
     visitor.use_sample("Digit 3")
     _save_and_run(visitor.page, tmp_path)
     pixels = (tmp_path / "digit-3.png").read_bytes()
-    files = [{"name": "it's $(touch odd).png", "mimeType": "image/png", "buffer": pixels}]
+    name = "it's $(touch odd).png"
+    files = [{"name": name, "mimeType": "image/png", "buffer": pixels}]
     with visitor.page.expect_response(lambda reply: "predict" in reply.url):
         visitor.page.set_input_files("#file", files)
     visitor.page.locator("#curl", has_text="odd").wait_for()
-    (tmp_path / files[0]["name"]).write_bytes(
-        pixels
-    )  # such a name may be changed by the browser when it saves the file
+    (tmp_path / name).write_bytes(pixels)  # such a name may be changed by the browser when it saves the file
     _run(visitor.page, tmp_path)
     assert not (tmp_path / "odd").exists()
     visitor.check()
