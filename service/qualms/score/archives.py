@@ -183,7 +183,7 @@ def members(path: str, is_image: Callable[[str], bool]) -> Iterator[Item]:
         for number, item in enumerate(listed):
             if number >= MAX_MEMBERS:
                 raise ArchiveError(f"it has more than {MAX_MEMBERS:,} members")  # noqa: TRY301  # one place for all errors
-            if is_image(item.name):
+            if _is_visible(item.name[len(path) + 1 :]) and is_image(item.name):
                 count += 1
                 yield item
     except OSError as error:
@@ -192,6 +192,11 @@ def members(path: str, is_image: Callable[[str], bool]) -> Iterator[Item]:
         yield error_item(path, f"The archive is not read after {count:,} images: {error}.")
     except Exception as error:  # tarfile and the decompressors raise many kinds of errors on hostile bytes
         yield error_item(path, f"The archive is damaged after {count:,} images: {first_line(error)}.")
+
+
+def _is_visible(inner: str) -> bool:
+    """Whether neither a member nor one of its folders is hidden, that is, has a name that begins with a dot."""
+    return not any(name.startswith(".") and name not in (".", "..") for name in inner.split("/"))
 
 
 def _compression(path: str) -> str | None:
@@ -205,7 +210,8 @@ def _tar_members(path: str, status: os.stat_result) -> Iterator[Item]:
     stream = open_stream(path)
     try:
         # Only the methods that TarStream has are used while reading.
-        with tarfile.TarFile(fileobj=_HeaderLimit(stream)) as tar:  # type: ignore[arg-type]
+        headers = _Headers(stream)
+        with tarfile.TarFile(fileobj=headers) as tar:  # type: ignore[arg-type]
             while (member := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep all of them
                 if not member.isreg() or member.issparse():
@@ -215,23 +221,33 @@ def _tar_members(path: str, status: os.stat_result) -> Iterator[Item]:
                     yield error_item(name, too_large(member.size))
                 else:
                     yield Item(name, path, kind, member.size, status.st_mtime_ns, member.offset_data)  # type: ignore[arg-type]
+        headers.check_end()
     finally:
         stream.close()
 
 
-class _HeaderLimit:
-    """A stream whose reads are headers."""
+class _Headers:
+    """A stream of which tarfile reads headers only."""
 
     name, mode = "", "rb"
 
     def __init__(self, stream: TarStream) -> None:
         self._stream = stream
+        self._last = b""
         self.tell, self.seek = stream.tell, stream.seek
 
     def read(self, size: int) -> bytes:
         if size > MAX_HEADER:
             raise ArchiveError(f"it has a header of {size:,} bytes, and at most {MAX_HEADER:,} are accepted")
-        return self._stream.read(size)
+        self._last = self._stream.read(size)
+        return self._last
+
+    def check_end(self) -> None:
+        """ArchiveError unless the archive ended with an empty block: tarfile also ends where a header is damaged or cut off."""
+        if len(self._last) < tarfile.BLOCKSIZE:
+            raise ArchiveError("it ends early")
+        if self._last.strip(b"\0"):
+            raise ArchiveError("one of its headers is damaged")
 
 
 def _zip_members(path: str, status: os.stat_result) -> Iterator[Item]:

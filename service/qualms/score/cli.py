@@ -73,8 +73,10 @@ def score(
     Console().print(outcome.summary.as_table())
     if outcome.others:
         console.print(
-            f"{outcome.others:,} files in folders and archives were left out, because they have no ending of images.",
+            f"{outcome.others:,} {'file' if outcome.others == 1 else 'files'} in folders and archives left out: no ending of "
+            "images.",
             highlight=False,
+            soft_wrap=True,
         )
     if outcome.unreadable:
         typer.echo(

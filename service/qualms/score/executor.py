@@ -6,7 +6,9 @@ and ends when the pipe is closed, so that none is left behind if this process is
 
 import multiprocessing
 import signal
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -44,22 +46,18 @@ class LocalExecutor:
 
     def __enter__(self) -> "LocalExecutor":
         context = multiprocessing.get_context("spawn")
-        # Ctrl-C reaches all processes of a terminal; those that are started inherit that it is blocked.
-        resource_tracker.ensure_running()  # would end the blocking if it were started with the first process
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        resource_tracker.ensure_running()  # would end the blocking of SIGINT if it were started with the first process
         try:
-            for _ in range(self._number):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_work, args=(theirs, self._model, self._options), daemon=True)
-                process.start()
-                theirs.close()
-                self._processes[ours] = process
-        finally:
-            try:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            except KeyboardInterrupt:  # it came meanwhile
-                self._end(at_once=True)
-                raise
+            with _interrupts_deferred():
+                for _ in range(self._number):
+                    ours, theirs = context.Pipe()
+                    process = context.Process(target=_work, args=(theirs, self._model, self._options), daemon=True)
+                    process.start()
+                    theirs.close()
+                    self._processes[ours] = process
+        except BaseException:
+            self._end(at_once=True)
+            raise
         return self
 
     def __exit__(
@@ -128,6 +126,27 @@ class LocalExecutor:
             raise reply
         assert isinstance(reply, bytes)
         return reply
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C, which reaches all processes of a terminal; it is raised here when all are started.
+
+    Processes inherit that the signal is blocked. That is not enough for this one: a blocked signal goes to another thread, and
+    Python would run its handler in this one while a process is half started.
+    """
+    came: list[int] = []
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number)) if is_main else None
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if is_main:
+            signal.signal(signal.SIGINT, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _work(connection: Connection, model: str, options: ScoreOptions) -> None:

@@ -16,6 +16,7 @@ IMAGE_ENDINGS = (*(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".g
 """endings of the files that are scored in folders and archives, in capital letters, too"""
 LIST_ENDINGS = (".txt", ".lst")
 STANDARD_INPUT = "-"
+_ANY_DEPTH = "**"
 _SORTED_AT_ONCE = 50_000
 """paths that are sorted in memory; longer lists are sorted in runs on disk"""
 
@@ -66,46 +67,65 @@ class Listing:
             yield file_item(path)
 
     def _glob(self, pattern: str) -> Iterator[Item]:
-        empty = True
-        for path in self._sorted(glob.iglob(pattern, recursive=True)):  # noqa: PTH207  # keeps the form of the pattern
+        errors: list[Item] = []
+        last = None
+        for path in self._sorted(self._matches(pattern, errors)):
             # `**` matches folders and the files in them, so the files of folders are not taken twice.
-            if "**" not in pattern or not os.path.isdir(path):  # noqa: PTH112
-                empty = False
+            if path != last and not (_ANY_DEPTH in pattern.split("/") and os.path.isdir(path)):  # noqa: PTH112
                 yield from self._path(path)
-        if empty:
+                last = path
+        if last is None:
             raise ScoreError(f"No file matches {pattern!r}.")
+        yield from errors
+
+    def _matches(self, pattern: str, errors: list[Item]) -> Iterator[str]:
+        """The paths that match; `glob` itself would follow a link to a folder above it forty times."""
+        before, found, after = f"/{pattern}/".partition(f"/{_ANY_DEPTH}/")
+        if not found:
+            yield from glob.iglob(pattern)  # noqa: PTH207  # keeps the form of the pattern
+            return
+        root = f"{before[1:]}/" if before or pattern.startswith("/") else ""
+        for top in glob.iglob(root) if root else [""]:  # noqa: PTH207
+            for path, is_folder in self._walk(top, errors):
+                if is_folder:
+                    yield from self._matches(f"{glob.escape(path)}{after.rstrip('/') or '*'}", errors)
 
     def _folder(self, folder: str) -> Iterator[Item]:
         errors: list[Item] = []
-        for path in self._sorted(self._walk(folder, errors)):
+        entries = self._walk(os.path.join(folder, ""), errors)  # noqa: PTH118
+        for path in self._sorted(path for path, is_folder in entries if not is_folder and self._is_image(path)):
             yield file_item(path)
         yield from errors
 
-    def _walk(self, folder: str, errors: list[Item]) -> Iterator[str]:
-        """Images in a folder and in all folders below it, each folder once, whatever links there are."""
+    def _walk(self, folder: str, errors: list[Item]) -> Iterator[tuple[str, bool]]:
+        """Files, and folders with a slash at the end: those in a folder, itself and all below it.
+
+        Each folder occurs once, whatever links there are. The empty text is the working directory.
+        """
         waiting, visited = [folder], set[tuple[int, int]]()
         while waiting:
             current = waiting.pop()
             below = []
             try:
-                status = os.stat(current)  # noqa: PTH116
+                status = os.stat(current or ".")  # noqa: PTH116
                 if (status.st_dev, status.st_ino) in visited:
                     continue
                 visited.add((status.st_dev, status.st_ino))
-                with os.scandir(current) as entries:
+                yield current, True
+                with os.scandir(current or ".") as entries:
                     for entry in entries:
                         if entry.name.startswith("."):
                             continue
                         if entry.is_dir():
-                            below.append(entry.path)
-                        elif self._is_image(entry.name):
-                            yield entry.path
+                            below.append(f"{current}{entry.name}/")
+                        else:
+                            yield f"{current}{entry.name}", False
             except OSError as error:
-                errors.append(error_item(current, f"The folder cannot be read: {error.strerror}."))
+                errors.append(error_item(current or ".", f"The folder cannot be read: {error.strerror}."))
             waiting += sorted(below, reverse=True)
 
     def _is_image(self, name: str) -> bool:
-        """Whether a file in a folder or an archive is an image by its ending, and neither it nor its folder hidden."""
+        """Whether a file in a folder or an archive is an image by its ending, and is not hidden."""
         base = name.rpartition("/")[2]
         if base.lower().endswith(IMAGE_ENDINGS) and not base.startswith("."):
             return True

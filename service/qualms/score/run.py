@@ -17,15 +17,15 @@ from qualms.files import atomic_path
 from qualms.model import Model
 from qualms.score.archives import ArchiveError, TarStream, open_stream
 from qualms.score.executor import Executor, LocalExecutor
-from qualms.score.false_discovery import Rejections, check_target, choose_from_counts
 from qualms.score.items import Item, ScoreError, read_item
 from qualms.score.listing import Listing
 from qualms.score.outputs import check_format, open_writer
 from qualms.score.progress import progress
+from qualms.score.report.false_discovery import Rejections, check_target, choose_from_counts
+from qualms.score.report.summary import Summary, SummaryResult
 from qualms.score.rows import ERROR, FLAG_FDR, P_VALUE, Column, result_columns
 from qualms.score.scorer import Chunk, ScoreOptions, chunk_rows, split
 from qualms.score.state import Identity, State, full_disk
-from qualms.score.summary import Summary, SummaryResult
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _write(
         for part in state.parts():
             summary.add(part)
         rejections = choose_from_counts(summary.p_values, target_fdr, summary.n_calibration)
-    from qualms.score.html_report import MostUncertain, write_page  # noqa: PLC0415
+    from qualms.score.report.html_report import MostUncertain, write_page  # noqa: PLC0415
 
     score_name = options.point.score or bundle.manifest.operating.score
     most_uncertain = MostUncertain(direction=bundle.manifest.scores[score_name].direction)

@@ -76,6 +76,35 @@ def test_a_zip_after_other_bytes_and_one_of_large_numbers_are_read(tmp_path: Pat
     assert [read(item) for item in members(str(path), is_image)] == [b"large"]
 
 
+@pytest.mark.parametrize("name", ["a.zip", "a.tar"])
+def test_hidden_members_and_those_in_hidden_folders_are_left_out(tmp_path: Path, name: str) -> None:
+    path = tmp_path / ".hidden" / name
+    path.parent.mkdir()
+    write = write_zip if name.endswith(".zip") else write_tar
+    write(path, {"./a.png": b"1", ".cache/b.png": b"2", "deep/.c.png": b"3", "__MACOSX/._a.png": b"4", "d.png": b"5"})
+    assert [item.name for item in members(str(path), is_image)] == [f"{path}/./a.png", f"{path}/d.png"]
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        (0, "it ends early"),
+        (100, "it ends early"),
+        (-1, "one of its headers is damaged"),
+    ],
+)
+def test_a_tar_file_that_was_cut_off_or_has_a_damaged_header_ends_with_an_error(
+    tmp_path: Path, more: int, error: str
+) -> None:
+    path = tmp_path / "a.tar"
+    data = write_tar(path, {"a.png": b"1", "b.png": b"2"})
+    second = 2 * tarfile.BLOCKSIZE  # position of its header
+    path.write_bytes(data[: second + more] if more >= 0 else data[:second] + b"x" + data[second + 1 :])
+    found = list(members(str(path), is_image))
+    assert [item.kind for item in found] == ["range", "error"]
+    assert found[1].error == f"The archive is not read after 1 images: {error}."
+
+
 def test_several_gzip_streams_are_one_archive(tmp_path: Path) -> None:
     path = tmp_path / "a.tar.gz"
     whole = gzip.decompress(write_tar(path, FILES))

@@ -84,6 +84,19 @@ def test_a_glob_gives_files_and_a_double_star_each_file_once(listed: Callable[..
     assert relative(listed(tree / "**"), tree) == ["a.JPG", "b.png", "readme.md", "sub/c.webp"]
 
 
+def test_a_double_star_reads_each_folder_once_whatever_links_there_are(
+    listed: Callable[..., list[str]], tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("loop", "second", "sub/third"):
+        (tree / name).symlink_to(tree)
+    (tree / "od[d]").mkdir()
+    (tree / "od[d]" / "f.png").write_bytes(b"f")
+    assert relative(listed(tree / "**" / "*.png"), tree) == ["b.png", "od[d]/f.png"]
+    assert relative(listed(tree / "**" / "sub" / "*"), tree) == ["sub/c.webp"]
+    monkeypatch.chdir(tree)
+    assert listed("**/*.png") == ["b.png", "od[d]/f.png"]
+
+
 def test_a_list_gives_its_lines_in_their_order_with_folders_and_files_that_are_missing(
     listed: Callable[..., list[str]], tree: Path, tmp_path: Path
 ) -> None:

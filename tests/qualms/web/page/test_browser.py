@@ -1,6 +1,8 @@
 """The page in a real Chromium: verdicts, drawing, errors, accessibility, and that nothing leaves the machine."""
 
+import json
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,10 +47,14 @@ class Visit:
 
     def use_sample(self, name: str) -> None:
         """Send a sample and wait for its result."""
+        self.use_sample_without_calibration(name)
+        self.page.wait_for_selector("#scores svg")
+
+    def use_sample_without_calibration(self, name: str) -> None:
+        """Send a sample and wait for all of its result that needs no calibration."""
         with self.page.expect_response(lambda reply: "predict" in reply.url):
             self.page.get_by_role("button", name=name, exact=True).click()
         self.page.wait_for_selector("#result:not([hidden]) #simplex .density")
-        self.page.wait_for_selector("#scores svg")
 
     def violations(self) -> list[str]:
         """Serious violations that axe finds."""
@@ -84,7 +90,7 @@ def test_a_known_digit_is_accepted_and_a_scribble_is_flagged(visit: Callable[...
     assert "Flagged" in page.inner_text("#badges")
     assert "rarer than 99.9" in page.inner_text("#sentence")
     assert page.locator("#terms .largest").count() == 1
-    assert "curl --data-binary @image.png" in page.inner_text("#curl")
+    assert "curl --data-binary @scribble.png" in page.inner_text("#curl")
     assert visitor.violations() == []
     visitor.check()
 
@@ -108,6 +114,27 @@ def test_the_pad_can_be_drawn_on_with_the_mouse_and_by_keyboard(visit: Callable[
     with page.expect_response(lambda reply: "predict" in reply.url):
         page.keyboard.press("Enter")
     assert page.inner_text("#label") == "1"
+    visitor.check()
+
+
+def test_operating_points_appear_with_the_calibration_of_the_selected_model(visit: Callable[..., Visit]) -> None:
+    visitor = visit(resolve_model("mnist"))
+    page = visitor.page
+    page.wait_for_selector("#point:not([hidden])")
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    page.route("**/calibration", hold)
+    page.reload()
+    page.wait_for_selector("#recent svg")
+    visitor.use_sample_without_calibration("Digit 3")
+    assert not page.is_visible("#point")
+    assert not page.is_visible("#scores-block")
+    held[0].continue_()
+    page.wait_for_selector("#point:not([hidden])")
+    page.wait_for_selector("#scores svg")
     visitor.check()
 
 
@@ -141,6 +168,43 @@ def test_errors_are_shown_in_words(visit: Callable[..., Visit]) -> None:
     visitor.check()
 
 
+@pytest.mark.parametrize(
+    ("status", "headers", "text"),
+    [
+        (413, {}, "The request is too large: too many bytes."),
+        (429, {"Retry-After": "3"}, "The request is too large: too many bytes. Try again in 3 s."),
+    ],
+)
+def test_refusals_are_shown_with_when_to_try_again(
+    visit: Callable[..., Visit], status: int, headers: dict[str, str], text: str
+) -> None:
+    visitor = visit(resolve_model("mnist"))
+    problem = {
+        "type": "about:blank",
+        "title": "Refused",
+        "status": status,
+        "detail": "The request is too large: too many bytes.",
+    }
+    visitor.page.route("**/predict?*", lambda route: route.fulfill(status=status, headers=headers, json=problem))
+    visitor.page.get_by_role("button", name="Digit 3", exact=True).click()
+    visitor.page.wait_for_selector("#error:not([hidden])")
+    assert visitor.page.inner_text("#error").split("\n") == ["Refused", text]
+    assert not visitor.page.is_visible("#result")
+
+
+def test_a_service_that_is_stopped_is_named_as_the_cause(browser: Any, service_process: Callable[..., Any]) -> None:
+    process, url = service_process(resolve_model("mnist"))
+    page = Visit(browser, url).page
+    page.wait_for_selector("#samples img[src]")
+    page.wait_for_selector("#point:not([hidden])")
+    process.kill()
+    process.wait()
+    page.get_by_role("button", name="Digit 3", exact=True).click()
+    page.wait_for_selector("#error:not([hidden])")
+    assert "The service cannot be reached" in page.inner_text("#error")
+    page.locator("#recent-text", has_text="The service cannot be reached").wait_for()
+
+
 def test_a_phone_shows_a_photo_model_without_scrolling_sideways(visit: Callable[..., Visit]) -> None:
     visitor = visit(resolve_model("cifar10"), viewport={"width": 390, "height": 844})
     visitor.use_sample("Coloured noise")
@@ -156,6 +220,37 @@ def test_many_classes_show_the_leading_ones(visit: Callable[..., Visit], many_cl
     assert visitor.page.locator("#alpha li").count() == 10
     assert "140 more are not shown" in visitor.page.inner_text("#precision")
     visitor.check()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_curl_command_sends_the_saved_image(visit: Callable[..., Visit], tmp_path: Path) -> None:
+    visitor = visit(resolve_model("mnist"))
+    visitor.use_sample("Digit 3")
+    _save_and_run(visitor.page, tmp_path)
+    pixels = (tmp_path / "digit-3.png").read_bytes()
+    name = "it's $(touch odd).png"
+    files = [{"name": name, "mimeType": "image/png", "buffer": pixels}]
+    with visitor.page.expect_response(lambda reply: "predict" in reply.url):
+        visitor.page.set_input_files("#file", files)
+    visitor.page.locator("#curl", has_text="odd").wait_for()
+    (tmp_path / name).write_bytes(pixels)  # such a name may be changed by the browser when it saves the file
+    _run(visitor.page, tmp_path)
+    assert not (tmp_path / "odd").exists()
+    visitor.check()
+
+
+def _save_and_run(page: Any, folder: Path) -> None:
+    with page.expect_download() as download:
+        page.click("#save")
+    download.value.save_as(folder / download.value.suggested_filename)
+    _run(page, folder)
+
+
+def _run(page: Any, folder: Path) -> None:
+    """Run the command of the page in a shell, and compare its result with the one that is shown."""
+    command = ["sh", "-c", page.inner_text("#curl")]
+    reply = json.loads(subprocess.run(command, cwd=folder, capture_output=True, check=True).stdout)
+    assert reply["results"][0]["prediction"]["label"] == page.inner_text("#label") == "3"
 
 
 @pytest.mark.parametrize("kind", ["drop", "paste"])

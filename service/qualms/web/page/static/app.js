@@ -21,7 +21,7 @@ const TERMS = {
   distance: "How far the features are from those of the training images.",
 };
 
-const page = { models: [], model: null, calibration: null, image: null, name: "", result: null, sending: null, url: null };
+const page = { models: [], model: null, calibration: null, image: null, name: "", result: null, sending: null, url: null, fileName: "" };
 
 async function start() {
   try {
@@ -36,13 +36,13 @@ async function start() {
   hideError();
   find("model").replaceChildren(...page.models.map((one) => element("option", { value: one.name }, one.name)));
   find("model-choice").hidden = page.models.length < 2;
-  await choose(page.models[0]);
+  choose(page.models[0]);
   showStatus();
 }
 
 async function choose(model) {
   Object.assign(page, { model, calibration: null, image: null, result: null });
-  for (const id of ["result", "scores-block", "request-block"]) find(id).hidden = true;
+  for (const id of ["result", "scores-block", "request-block", "point"]) find(id).hidden = true;
   find("empty").hidden = false;
   const { classes, calibration } = model;
   find("model-line").textContent = `${model.name} ${model.version} · ${classes.length.toLocaleString("en")} classes · calibrated on ${calibration.n.toLocaleString("en")} images`;
@@ -52,11 +52,13 @@ async function choose(model) {
   find("sample-hint").textContent = digits ? "Digits are drawn by the service; the others are unlike any digit." : "These are unlike the training images. Drop one of your own that shows one of the classes.";
   showSamples();
   try {
-    page.calibration = await api.calibration(model.name);
+    const calibration = await api.calibration(model.name);
+    if (page.model !== model) return; // another one was selected meanwhile
+    page.calibration = calibration;
     showOperatingPoints();
     if (page.result) showScores(page.result);
   } catch (error) {
-    showError(error);
+    if (page.model === model) showError(error);
   }
 }
 
@@ -104,7 +106,8 @@ function showRate() {
 }
 
 function use(blob, name) {
-  Object.assign(page, { image: blob, name });
+  const fileName = blob.name ?? `${name.toLowerCase().replaceAll(" ", "-")}.png`;
+  Object.assign(page, { image: blob, name, fileName });
   for (const button of find("samples").children) button.setAttribute("aria-pressed", "false");
   if (page.url) URL.revokeObjectURL(page.url);
   page.url = URL.createObjectURL(blob);
@@ -155,6 +158,7 @@ function show({ result, milliseconds, timing }, path) {
   showTerms(result);
   showScores(result);
   find("curl").textContent = curl(path);
+  for (const [name, value] of [["href", page.url], ["download", page.fileName]]) find("save").setAttribute(name, value);
   const parts = timing.map(([name, value]) => `${words(name)} ${number(value)} ms`).join(", ");
   find("time").textContent = `Took ${number(milliseconds)} ms${parts ? `; in the service: ${parts}` : ""}`;
 }
@@ -233,10 +237,12 @@ function showScores(result) {
   find("scores").replaceChildren(...rows);
 }
 
+// An argument of a shell command; quotes only where they are needed.
+const quote = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+
 function curl(path) {
-  const type = api.contentType(page.image);
-  const ending = type === "image/jpeg" ? "jpg" : type.startsWith("image/") ? type.slice(6) : "bin";
-  return `curl --data-binary @image.${ending} -H 'Content-Type: ${type}' '${new URL(path, document.baseURI)}'`;
+  const type = `Content-Type: ${api.contentType(page.image)}`;
+  return `curl --data-binary ${quote(`@${page.fileName}`)} -H ${quote(type)} ${quote(String(new URL(path, document.baseURI)))}`;
 }
 
 async function showStatus() {
@@ -251,10 +257,12 @@ async function showStatus() {
     const minutes = Math.round((images.length * interval_seconds) / 60);
     const bounds = `guaranteed for images like the calibration images: ${percent(model.target_fpr)} (dotted); alarm above ${percent(model.rate_bound)} (dashed)`;
     text = total ? `${percent(rate)} of ${total.toLocaleString("en")} ${total === 1 ? "image" : "images"} in the last ${minutes} minutes ${total === 1 ? "was" : "were"} flagged; ${bounds}.` : `No images in the last ${minutes} minutes; ${bounds}.`;
+    find("recent-begin").textContent = `${minutes} minutes ago`;
+    find("recent-ends").hidden = false;
     text += above_bound ? " More than chance explains: the images differ from the calibration images." : "";
     find("recent-text").classList.toggle("alarm", above_bound);
   } catch (error) {
-    text = error.message;
+    text = `${error.title ?? "Something went wrong on this page"}: ${error.message}`;
   }
   if (find("recent-text").textContent !== text) find("recent-text").textContent = text;
 }

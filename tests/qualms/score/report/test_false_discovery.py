@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from qualms.decisions.flag import p_values as conformal
 from qualms.errors import OperatingPointError
-from qualms.score.false_discovery import choose_from_counts, choose_rejections
-from qualms.score.p_value_counts import PValueCounts
+from qualms.score.report.false_discovery import choose_from_counts, choose_rejections
+from qualms.score.report.p_value_counts import PValueCounts
 
 
 def plain_benjamini_hochberg(p_values: NDArray[np.float64], target: float) -> NDArray[np.bool_]:

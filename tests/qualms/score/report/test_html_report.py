@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from qualms.bundle.manifest import Manifest
-from qualms.score.html_report import MAX_CAPACITY, MostUncertain, page, write_page
+from qualms.score.report.html_report import MAX_CAPACITY, MostUncertain, page, write_page
+from qualms.score.report.summary import Summary, SummaryResult
+from qualms.score.report.thumbnails import SIDE, thumbnail_uri
 from qualms.score.rows import Part, Row
-from qualms.score.summary import Summary, SummaryResult
-from qualms.score.thumbnails import SIDE, thumbnail_uri
 
 HOSTILE = '"><img src=x onerror=alert(1)><script>alert(2)</script>&amp;\u202e\udcff\n${style}.png'
 

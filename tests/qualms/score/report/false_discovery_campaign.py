@@ -1,6 +1,6 @@
 """Measure the false discovery rate of `qualms score --target-fdr` on real images.
 
-    QUALMS_DATA=FOLDER python -m tests.qualms.score.false_discovery_campaign cifar10 svhn
+    QUALMS_DATA=FOLDER python -m tests.qualms.score.report.false_discovery_campaign cifar10 svhn
 
 Every repetition draws, without replacement, calibration images and 900 in-distribution images from the test set of the embedded
 model's data, and 100 images from the OOD set. Three tables are printed: calibration sets redrawn, several calibration sets that
@@ -22,7 +22,7 @@ from qualms.bundle.scores import as_uncertainty
 from qualms.decisions.flag import p_values
 from qualms.decisions.verdicts import Decider
 from qualms.images.preprocess import preprocess_batch
-from qualms.score.false_discovery import choose_rejections
+from qualms.score.report.false_discovery import choose_rejections
 
 TARGETS = (0.05, 0.1, 0.2)
 NAIVE_RATE = 0.01

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from qualms.score.summary import SummaryResult
+    from qualms.score.report.summary import SummaryResult
 
 _BARS = " ▁▂▃▄▅▆▇█"
 

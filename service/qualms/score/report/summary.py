@@ -15,11 +15,11 @@ from qualms.bundle.parts import Guarantee
 from qualms.decisions.binomial import upper_bound
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.decisions.verdicts import Decider, Rule
-from qualms.score.false_discovery import Rejections
-from qualms.score.p_value_counts import PValueCounts
+from qualms.score.report.false_discovery import Rejections
+from qualms.score.report.p_value_counts import PValueCounts
+from qualms.score.report.summary_table import summary_table
+from qualms.score.report.uniformity import SIGNIFICANT, Uniformity, compare_with_uniform
 from qualms.score.rows import ERROR, FLAG, P_VALUE, Part
-from qualms.score.summary_table import summary_table
-from qualms.score.uniformity import SIGNIFICANT, Uniformity, compare_with_uniform
 
 HISTOGRAM_BINS = 20
 MAX_CLASSES = 20
@@ -191,7 +191,7 @@ class Summary:
         return ClassCount(self._manifest.classes[index], count, count / images, share, flagged, accepted)
 
     def _inverse_n(self) -> float:
-        """1/n as in `qualms.score.uniformity`."""
+        """1/n as in `qualms.score.report.uniformity`."""
         classes = self._rule.classes
         if classes is None:
             return 1 / self._rule.flag.n

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qualms.score.p_value_counts import PValueCounts
+from qualms.score.report.p_value_counts import PValueCounts
 
 SIGNIFICANT = 0.001
 """one in a thousand runs on in-distribution images is reported wrongly, as for alerts (`FlagPoint.rate_bound`)"""

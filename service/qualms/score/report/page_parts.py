@@ -2,9 +2,9 @@
 
 import html
 
+from qualms.score.report.summary import HISTOGRAM_BINS, SummaryResult
+from qualms.score.report.summary_table import percent
 from qualms.score.rows import FLAG, FLAG_FDR, LABEL, P_VALUE, Row
-from qualms.score.summary import HISTOGRAM_BINS, SummaryResult
-from qualms.score.summary_table import percent
 
 _TERM = "explanation_flag_terms_"
 _LONGEST_TEXT = 240

@@ -13,11 +13,11 @@ from qualms.bundle.manifest import Manifest
 from qualms.decisions.flag import p_values as conformal
 from qualms.decisions.operating_point import OperatingPoint
 from qualms.decisions.verdicts import Decider
-from qualms.score.false_discovery import choose_from_counts
-from qualms.score.p_value_counts import PValueCounts
+from qualms.score.report.false_discovery import choose_from_counts
+from qualms.score.report.p_value_counts import PValueCounts
+from qualms.score.report.summary import MAX_ERROR_KINDS, Summary
+from qualms.score.report.uniformity import compare_with_uniform
 from qualms.score.rows import Part
-from qualms.score.summary import MAX_ERROR_KINDS, Summary
-from qualms.score.uniformity import compare_with_uniform
 
 
 def part(

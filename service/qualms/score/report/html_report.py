@@ -15,10 +15,10 @@ from string import Template
 
 from qualms.bundle.scores import Direction, as_uncertainty
 from qualms.files import write_bytes
-from qualms.score.page_parts import card, class_table, count_tiles, error_table, histogram, text
+from qualms.score.report.page_parts import card, class_table, count_tiles, error_table, histogram, text
+from qualms.score.report.summary import SummaryResult
+from qualms.score.report.thumbnails import thumbnail_uri
 from qualms.score.rows import P_VALUE, Row
-from qualms.score.summary import SummaryResult
-from qualms.score.thumbnails import thumbnail_uri
 
 DEFAULT_CAPACITY = 48
 MAX_CAPACITY = 1000
@@ -70,7 +70,7 @@ def write_page(path: Path, summary: SummaryResult, most_uncertain: MostUncertain
 
 def page(summary: SummaryResult, most_uncertain: MostUncertain) -> str:
     """The page as HTML."""
-    files = resources.files("qualms.score")
+    files = resources.files("qualms.score.report")
     style = files.joinpath("page.css").read_text(encoding="utf-8")
     ranked = most_uncertain.ranked()
     values: Mapping[str, str] = {

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qualms.errors import OperatingPointError
-from qualms.score.p_value_counts import PValueCounts
+from qualms.score.report.p_value_counts import PValueCounts
 
 _ROUNDING = 1 + 1e-12
 """Compensates rounding: 3/10 of 10 images are 3, but products of such fractions may be slightly smaller."""

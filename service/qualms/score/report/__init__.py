@@ -1,0 +1,1 @@
+"""What a run of `qualms score` reports: false discoveries, the summary, and the page of --html."""
