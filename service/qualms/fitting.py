@@ -49,8 +49,8 @@ def fit(
     held_out: images that the model was not trained on, in the same forms; thresholds are calibrated on some of them, and the
         report uses others. Without it, `train` is divided, which is valid only if the model has seen none of these images.
     input: the model's input: a dict with `height`, `width`, `mean` and `std`, and optionally `colour`, `resize`, `fit` and
-        `shorter_side`, or torchvision's `weights.transforms()`; by default the model's own configuration (timm's
-        `pretrained_cfg`).
+        `shorter_side`; or torchvision's `weights.transforms()`, timm's `resolve_model_data_config(model)` or a Hugging Face image
+        processor; by default the model's own configuration (timm's `pretrained_cfg`).
     classes: names in the order of the logits; by default those of the data.
     ood: OOD sets for the report, folders of images.
     out: folder of the run, which continues there if it was interrupted; by default a temporary one.

@@ -28,6 +28,7 @@ INCLUDED = "included"
 MODEL_SUFFIXES = (".pt", ".pth", ".ts", ".torchscript", ".pt2")
 """of files that hold a whole network"""
 FOLDER_PREFIX = "folder:"
+TRANSFORMERS_PREFIX = "transformers:"
 LIBRARY_WEIGHTS = re.compile(r"[A-Z][A-Z0-9_]*")
 """names of weights that a library has, such as DEFAULT or IMAGENET1K_V2; anything else is a file"""
 REPORTED_ENCODINGS = (
@@ -364,14 +365,19 @@ def map_paths(document: dict[str, Any], change: Callable[[str], str]) -> None:
             return [changed(one, is_path) for one in value]
         if not isinstance(value, str) or not is_path(value):
             return value
-        prefix = FOLDER_PREFIX if value.startswith(FOLDER_PREFIX) else ""
+        prefix = next((one for one in (FOLDER_PREFIX, TRANSFORMERS_PREFIX) if value.startswith(one)), "")
         return prefix + change(value.removeprefix(prefix))
+
+    def is_model_path(value: str) -> bool:
+        """Whether a base is a file, or the folder of a Hugging Face model rather than its name on the Hub."""
+        name = value.removeprefix(TRANSFORMERS_PREFIX)
+        return is_model_file(value) or (name != value and (Path(name).is_dir() or Path(change(name)).is_dir()))
 
     for section, key, is_path in (
         ("data", "id", lambda value: value.startswith(FOLDER_PREFIX)),
         ("data", "ood", lambda value: value.startswith(FOLDER_PREFIX)),
         ("base", "weights", lambda value: value != INCLUDED and not LIBRARY_WEIGHTS.fullmatch(value)),
-        ("base", "model", is_model_file),
+        ("base", "model", is_model_path),
     ):
         values = document.get(section)
         if isinstance(values, dict) and key in values:

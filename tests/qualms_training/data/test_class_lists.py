@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qualms_training.data import load
-from qualms_training.data.class_lists import in_class_order, missing_classes, read_class_list
+from qualms_training.data.class_lists import in_class_order, missing_classes, name_numbers, read_class_list
 from qualms_training.data.dataset import ImageSet
 from qualms_training.errors import DataError
 
@@ -80,3 +80,32 @@ def test_any_data_set_can_be_loaded_in_another_order() -> None:
     drawn = load("shapes", "test")
     reversed_order = load("shapes", "test", classes=list(drawn.classes)[::-1])
     np.testing.assert_array_equal(reversed_order.labels, 3 - drawn.labels)
+
+
+def numbered(*labels: int, split: str = "train") -> ImageSet:
+    names = tuple(map(str, range(max(labels) + 1)))
+    return ImageSet("arrays", split, np.zeros((len(labels), 4, 4), np.uint8), np.array(labels), names)
+
+
+def test_labels_without_names_have_the_numbers_of_both_sets() -> None:
+    train, test = name_numbers(numbered(0, 1, 2), numbered(0, 1, split="test"), None)
+    assert train.classes == test.classes == ("0", "1", "2")
+    assert test.split == "test"
+
+
+def test_labels_without_names_are_named_by_the_given_classes() -> None:
+    train, test = name_numbers(numbered(0, 1, 2), numbered(1, 0), ["cat", "dog", "cow"])
+    assert train.classes == test.classes == ("cat", "dog", "cow")
+    assert test.labels.tolist() == [1, 0]
+    with pytest.raises(DataError, match="labels from 0 to 2; with 2 classes"):
+        name_numbers(numbered(0, 1, 2), numbered(0, 1), ["cat", "dog"])
+
+
+def test_names_that_are_numbers_keep_their_labels_for_another_order() -> None:
+    train, _ = name_numbers(numbered(0, 1), numbered(0, 1), ["1", "0"])
+    assert in_class_order(train, ["1", "0"]).labels.tolist() == [1, 0]
+
+
+def test_sets_with_names_are_not_renamed() -> None:
+    train, _ = name_numbers(images(), images(), ["cow", "pig"])
+    assert train.classes == ("cat", "dog")

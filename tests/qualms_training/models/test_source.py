@@ -12,6 +12,7 @@ from torch import nn
 
 from qualms_training.errors import ExtraMissingError, ModelError
 from qualms_training.models import build, expected_channels, identity, load_base, return_logits
+from qualms_training.models.source import base_of_module
 from qualms_training.models.torchvision_compat import import_torchvision
 
 SOURCE = """
@@ -67,9 +68,12 @@ def test_a_users_function_is_called_with_the_sizes_of_the_weights_file(user_modu
     assert included.module(torch.zeros(1, 3, 8, 8)).shape == (1, 4)
 
 
-def test_other_numbers_of_channels_are_refused(user_module: str) -> None:
-    with pytest.raises(ModelError, match=r"takes images of 12 channels; 3 \(RGB\) and 1 \(grey\) are accepted"):
-        load_base(f"{user_module}:net", weights="included", classes=4, channels=12)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_types_of_weights_are_computed_in_float32(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)).to(dtype)
+    base = base_of_module(model)
+    assert base.module(torch.zeros(1, 3, 8, 8)).dtype == torch.float32
+    assert base.weights_source == f"with its own weights, in float32 instead of {str(dtype).removeprefix('torch.')}"
 
 
 @pytest.mark.parametrize("name", ["resnet18", "shufflenet_v2_x0_5", "squeezenet1_1"])

@@ -5,28 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from qualms.bundle.runtime import GraphRunner
-from qualms_training.checks.trial_export import trial_graph
-from qualms_training.meta.extractor import Extractor, Normalise, build_reduce
-from qualms_training.meta.meta_model import build_meta
-from qualms_training.meta.onnx_export import to_onnx
-from qualms_training.meta.taps import Tapped, choose_taps, tap_shapes
-from qualms_training.models.channels import expected_channels
-from qualms_training.models.logits import return_logits
+from qualms_training.bench.network_table import CLASSES, IMAGES, compare_with_graph, with_different_classes
 from qualms_training.models.source import base_of_module, load_base
 from qualms_training.models.torchvision_compat import import_torchvision
-from qualms_training.recipe import MetaSection
 
 pytestmark = pytest.mark.slow
 
-IMAGES, CLASSES = 500, 7
-META = MetaSection.model_validate({"form": "pooled", "epochs": 1, "lr": 0.1})
 Pair = namedtuple("Pair", ["features", "scores"])
 
 
@@ -61,9 +49,6 @@ def resnet() -> nn.Module:
 def vision_transformer() -> nn.Module:
     kind = import_torchvision().models.VisionTransformer
     model: nn.Module = kind(32, 8, num_layers=4, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=CLASSES)
-    head = model.get_submodule("heads.head")
-    assert isinstance(head, nn.Linear)
-    nn.init.normal_(head.weight)  # torchvision's zeros would give equal classes
     return model
 
 
@@ -106,6 +91,10 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "torchvision mobilenet": lambda: torchvision_network("mobilenet_v3_small"),
     "timm vit": lambda: timm_network("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=4, embed_dim=48),
     "timm convnext": lambda: timm_network("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 24, 32)),
+    "timm distilled": lambda: timm_network(
+        "deit_tiny_distilled_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=48
+    ),
+    "torchvision squeezenet": lambda: torchvision_network("squeezenet1_1"),
     "timm grey": lambda: timm_network("resnet10t", in_chans=1),
     "hugging face vit": hugging_face_vit,
     "dict": lambda: Small(lambda features, logits: {"embedding": features.flatten(), "logits": logits}),
@@ -114,50 +103,13 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def images(side: int, channels: int) -> NDArray[np.uint8]:
-    """Noise of many contrasts and colours, so that classes differ."""
-    rng = np.random.default_rng(0)
-    coarse = rng.integers(0, 256, (IMAGES, side // 8, side // 8, channels)).repeat(8, axis=1).repeat(8, axis=2)
-    return np.asarray(np.clip(coarse + rng.normal(0, 30, coarse.shape), 0, 255), dtype=np.uint8)
-
-
 def compare(base: nn.Module, side: int = 32) -> None:
-    """Export the whole graph for a base and compare classes and probabilities with those of the base alone."""
-    channels = expected_channels(base) or 3
-    pixels = images(side, channels)
-    normalise = Normalise([0.5] * channels, [0.25] * channels)
-    example = normalise(torch.from_numpy(pixels[:2]))
-    with torch.inference_mode():
-        expected = torch.cat(
-            [return_logits(base, example)(normalise(torch.from_numpy(part))) for part in np.split(pixels, 10)]
-        )
-    taps = choose_taps(base, example)
-    assert len(taps) >= 1
-    extractor = Extractor(normalise, Tapped(base, taps), build_reduce(META)).eval()
-    widths = [extractor.reduce.output_shape(shape) for shape in tap_shapes(base, taps, example)]
-    classes = expected.shape[1]
-    graph = trial_graph(
-        extractor, build_meta(META, widths, classes, 0), pixels, classes=classes, prediction="base", distance=True
-    )
-    outputs = GraphRunner(to_onnx(graph, pixels[:2], graph.outputs))(pixels)
-    probabilities = expected.softmax(1).numpy()
-    np.testing.assert_allclose(outputs["base_probabilities"], probabilities, atol=1e-4)
-    assert len(np.unique(probabilities.argmax(axis=1))) > 1  # a base that ignores its input would pass trivially
-    np.testing.assert_array_equal(outputs["prediction"], probabilities.argmax(axis=1))
-
-
-@torch.inference_mode()
-def with_different_classes(base: nn.Module, side: int = 32) -> nn.Module:
-    """The network with a last layer whose logits vary about 0, because random networks predict one class for all images."""
-    head = [module for module in base.modules() if isinstance(module, nn.Linear)][-1]
-    pixels = images(side, expected_channels(base) or 3)[:100]
-    outputs = list[Tensor]()
-    with head.register_forward_hook(lambda _, __, output: outputs.append(output)):
-        base(Normalise([0.5], [0.25])(torch.from_numpy(pixels)))
-    deviation = outputs[0].std()
-    head.weight.copy_(head.weight / deviation)
-    head.bias.copy_((head.bias - outputs[0].mean(0)) / deviation)
-    return base
+    """The exported graph for a base has the classes and probabilities of the base alone."""
+    result = compare_with_graph(base, side)
+    assert result.taps
+    assert result.predicted > 1  # a base that ignores its input would pass trivially
+    assert (result.identical, IMAGES) == (500, 500)
+    assert result.difference <= 1e-4
 
 
 @pytest.mark.parametrize("name", NETWORKS)

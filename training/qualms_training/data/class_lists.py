@@ -1,6 +1,7 @@
 """The order of a model's classes: read from a file, and applied to images whose classes are in another order."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,18 @@ def in_class_order(images: ImageSet, classes: list[str]) -> ImageSet:
         )
     order = np.array([position[name] for name in images.classes], dtype=np.int64)
     return ImageSet(images.name, images.split, images.images, order[images.labels], tuple(classes))
+
+
+def name_numbers(train: ImageSet, test: ImageSet, classes: Sequence[str] | None) -> tuple[ImageSet, ImageSet]:
+    """Both sets with the same names, if their labels are numbers without names: `classes`, or the numbers of both sets."""
+    numbers = max(train.classes, test.classes, key=len)
+    if any(images.classes != tuple(map(str, range(len(images.classes)))) for images in (train, test)):
+        return train, test
+    names = numbers if classes is None else tuple(classes)
+    if set(numbers) <= set(names) and classes is not None:  # the numbers are names, in the order of the logits
+        return train, test
+    first, second = (ImageSet(one.name, one.split, one.images, one.labels, names) for one in (train, test))
+    return first, second
 
 
 def missing_classes(images: ImageSet) -> list[str]:

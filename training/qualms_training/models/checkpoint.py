@@ -92,7 +92,7 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # torch.load raises many types of exception on damaged files
         raise ModelError(
             f"Weights file {str(path)!r} cannot be read as a state dict saved by torch.save "
-            f"({type(error).__name__}); whole pickled models are not accepted."
+            f"({type(error).__name__}); whole pickled models are not accepted: save model.state_dict() with torch.save."
         ) from error
     for key in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):

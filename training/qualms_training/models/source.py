@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +67,24 @@ def load_base(
     know them.
     """
     sizes = {"classes": classes, "channels": channels, "height": height, "width": width}
-    base = _load(spec, weights, {name: size for name, size in sizes.items() if size is not None})
-    freeze(base.module)
-    _check_channels(spec, expected_channels(base.module), channels)
-    return base
+    return _frozen(_load(spec, weights, {name: size for name, size in sizes.items() if size is not None}))
 
 
 def base_of_module(module: nn.Module) -> LoadedBase:
     """A network that is a Python object, frozen, with what its own configuration says about it."""
-    freeze(module)
-    return LoadedBase(module, _configured_input(module), hugging_face.class_names(module), None, "with its own weights")
+    names = hugging_face.class_names(module)
+    return _frozen(LoadedBase(module, _configured_input(module), names, None, "with its own weights"))
+
+
+def _frozen(base: LoadedBase) -> LoadedBase:
+    """The base in evaluation mode without gradients, with weights in float32, which is what the exported graph computes in."""
+    types = {
+        str(tensor.dtype).removeprefix("torch.") for tensor in base.module.parameters() if tensor.is_floating_point()
+    }
+    freeze(base.module.float())
+    if others := sorted(types - {"float32"}):
+        return replace(base, weights_source=f"{base.weights_source}, in float32 instead of {' and '.join(others)}")
+    return base
 
 
 def _load(spec: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBase:
@@ -246,12 +254,3 @@ def _configured_input(module: nn.Module) -> InputDefaults | None:
 def _categories(member: Any) -> tuple[str, ...] | None:
     names = member.meta.get("categories")
     return tuple(names) if names else None
-
-
-def _check_channels(spec: str, expected: int | None, wanted: int | None) -> None:
-    if expected is None:
-        return
-    if wanted is not None and wanted != expected:
-        raise ModelError(f"Model {spec!r} takes images of {expected} channels, not {wanted}.")
-    if expected not in {1, 3}:
-        raise ModelError(f"Model {spec!r} takes images of {expected} channels; 3 (RGB) and 1 (grey) are accepted.")

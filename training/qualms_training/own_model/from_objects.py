@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from qualms_training.console import Display
+from qualms_training.data.class_lists import name_numbers
 from qualms_training.data.dataset import ImageSet
 from qualms_training.data.given_sets import GivenSets
 from qualms_training.data.layout import find_layout
@@ -16,7 +17,7 @@ from qualms_training.errors import DataError, ModelError
 from qualms_training.models.source import base_of_module
 from qualms_training.own_model.default_recipe import OBJECT_PREFIX
 from qualms_training.own_model.model_input import options_from_object
-from qualms_training.own_model.options import FitOptions
+from qualms_training.own_model.options import FitOptions, data_name
 from qualms_training.own_model.planning import plan_named, recipe_for
 from qualms_training.run import pick_device, report_evaluations, train_recipe
 from qualms_training.stages.base import copied
@@ -54,7 +55,7 @@ def fit_objects(
     options = FitOptions(
         model=f"{OBJECT_PREFIX}{type(model).__name__}",
         name=name,
-        ood=tuple(ood),
+        ood=tuple(map(data_name, ood)),
         classes=None if classes is None else tuple(classes),
         input=options_from_object(input),
         taps=None if taps is None else tuple(taps),
@@ -65,7 +66,7 @@ def fit_objects(
         form=form,
         epochs=epochs,
     )
-    train_set, test_set = _sets(train, held_out, display)
+    train_set, test_set = name_numbers(*_sets(train, held_out, display), classes)
     sets = GivenSets({(DATA, "train"): train_set, (DATA, "test"): test_set})
     plan = plan_named(DATA, options, sets)
     recipe = recipe_for(base_of_module(copied(model)), options, plan, train_set, display)

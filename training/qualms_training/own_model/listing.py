@@ -5,12 +5,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from qualms_training.console import Display
-from qualms_training.errors import ModelError
 from qualms_training.meta.taps import describe_taps
 from qualms_training.models import build
 from qualms_training.models.channels import expected_channels
 from qualms_training.models.logits import return_logits
 from qualms_training.models.source import LoadedBase, load_base
+from qualms_training.models.unusable_input import RUN_ERRORS, unusable_input
 from qualms_training.own_model.options import FitOptions
 from qualms_training.recipe import is_model_file
 
@@ -24,16 +24,13 @@ def list_model_taps(options: FitOptions, display: Display, show_all: bool) -> No
     base = _load(options)
     side = (DEFAULT_SIDE, DEFAULT_SIDE) if base.input is None else (base.input.height, base.input.width)
     height, width = options.input.height or side[0], options.input.width or side[1]
-    channels = expected_channels(base.module) or (1 if options.input.colour == "L" else 3)
+    colour = options.input.colour or ("L" if expected_channels(base.module) == 1 else "RGB")
+    channels = 1 if colour == "L" else 3
     example = torch.zeros(2, channels, height, width)
     try:
         described = describe_taps(return_logits(base.module, example, options.logits), example)
-    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise ModelError(
-            f"{options.model} cannot be run on images of {height} × {width} pixels with {channels} channels: {reason}; --size "
-            "gives another input size."
-        ) from error
+    except RUN_ERRORS as error:
+        raise unusable_input(options.model, base.module, channels, height, width, error) from error
     table = Table("tap", "shape", "layout", "chosen", "why", header_style="bold")
     for one in described if show_all else (one for one in described if one.chosen):
         shape = " × ".join(map(str, one.shape))

@@ -1,16 +1,19 @@
 """The input of a user's model: what the user gives, else the model's own configuration, else what the images suggest."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from PIL import Image
+from pydantic import ValidationError
 
+from qualms.bundle.manifest import first_problem
 from qualms_training.data.dataset import Images
 from qualms_training.errors import DataError, RecipeError
-from qualms_training.models.input_defaults import InputDefaults
+from qualms_training.models.input_defaults import InputDefaults, from_hugging_face_config, from_timm_config
 from qualms_training.own_model.options import InputOptions
+from qualms_training.recipe import InputSection
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 """the normalisation that most networks with ImageNet weights, and networks trained from them, use"""
@@ -23,7 +26,8 @@ def input_section(
 ) -> tuple[dict[str, Any], list[str]]:
     """The section `input` of the recipe, and sentences that say where its values are from.
 
-    `channels` is what the network's first layer takes, if that is known.
+    `channels` is what the network's first layer takes, if that is known: grey images if it is 1, else RGB unless the user gives
+    another colour.
     """
     values, notes = dict[str, Any](), list[str]()
     if defaults is not None:
@@ -39,15 +43,15 @@ def input_section(
     values |= {one.name: value for one in fields(InputOptions) if (value := getattr(given, one.name)) is not None}
     if given.fit == "stretch":
         values["shorter_side"] = None
-    wanted = 1 if values["colour"] == "L" else 3
-    if channels is not None and channels != wanted:
-        raise RecipeError(
-            f"The network's first layer takes {channels} channels, and images are read as "
-            f"{'grey (L), 1 channel' if wanted == 1 else 'RGB, 3 channels'}; accepted are networks for grey and for RGB images."
-        )
-    notes.insert(1 if defaults is not None else 0, _described(values))
-    section = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return {name: value for name, value in section.items() if value is not None}, notes
+    notes.insert(1 if defaults is not None else len(notes), _described(values))
+    section = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in values.items() if value is not None
+    }
+    try:
+        InputSection.model_validate(section)
+    except ValidationError as error:
+        raise RecipeError(f"The input is not valid: {first_problem(error)}.") from None
+    return section, notes
 
 
 def _described(values: Mapping[str, Any]) -> str:
@@ -102,6 +106,8 @@ def options_from_object(value: Any) -> InputOptions:
         return value or InputOptions()
     if isinstance(value, Mapping):
         return _from_mapping(value)
+    if hasattr(value, "image_mean") and hasattr(value, "to_dict"):
+        return _from_defaults(from_hugging_face_config(value.to_dict()))
     if all(hasattr(value, name) for name in ("crop_size", "resize_size", "mean", "std")):
         side, shorter = value.crop_size[0], value.resize_size[0]
         return InputOptions(
@@ -114,19 +120,34 @@ def options_from_object(value: Any) -> InputOptions:
             std=tuple(value.std),
         )
     raise RecipeError(
-        f"`input` is {type(value).__name__}; accepted are a dict with height, width, mean and std, and torchvision's "
-        "weights.transforms()."
+        f"`input` is {type(value).__name__}; accepted are a dict with height, width, mean and std, torchvision's "
+        "weights.transforms(), timm's resolve_model_data_config(model) and a Hugging Face image processor."
+    )
+
+
+def _from_defaults(defaults: InputDefaults | None) -> InputOptions:
+    """The options for a configuration that a library returned."""
+    if defaults is None:
+        raise RecipeError(
+            "`input` lacks the size, the mean or the standard deviation; give height, width, mean and std."
+        )
+    return InputOptions(
+        height=defaults.height,
+        width=defaults.width,
+        resize=defaults.resize,
+        fit=defaults.fit,
+        shorter_side=defaults.shorter_side,
+        mean=defaults.mean,
+        std=defaults.std,
     )
 
 
 def _from_mapping(value: Mapping[str, Any]) -> InputOptions:
     accepted = [one.name for one in fields(InputOptions)]
     if "input_size" in value:  # timm's resolve_model_data_config
-        _, height, width = value["input_size"]
-        value = {"height": height, "width": width, "mean": value.get("mean"), "std": value.get("std")}
+        return _from_defaults(from_timm_config(value))
     if "size" in value:
-        sides = value["size"] if isinstance(value["size"], Iterable) else (value["size"], value["size"])
-        height, width = sides
+        height, width = _sides(value["size"])
         value = {"height": height, "width": width, **{key: one for key, one in value.items() if key != "size"}}
     if unknown := [key for key in value if key not in accepted]:
         raise RecipeError(f"`input` has the key {unknown[0]!r}; accepted are size, {', '.join(accepted)}.")
@@ -134,3 +155,11 @@ def _from_mapping(value: Mapping[str, Any]) -> InputOptions:
         key: tuple(one) if key in ("mean", "std") and one is not None else one for key, one in value.items()
     }
     return InputOptions(**known)
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    """Height and width of a size: one number, or two."""
+    sides = tuple(size) if isinstance(size, tuple | list) else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, int) for side in sides):
+        raise RecipeError(f"`input` has the size {size!r}; accepted are pixels such as 224, or (height, width).")
+    return sides[0], sides[1]

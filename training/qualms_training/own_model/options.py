@@ -1,5 +1,6 @@
 """The options of `qualms fit`, `qualms init` and `qualms.fit`; every one but the model has a default."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from qualms_training.data.class_lists import read_class_list
 from qualms_training.errors import RecipeError
-from qualms_training.recipe import MODEL_SUFFIXES
+from qualms_training.recipe import FOLDER_PREFIX, MODEL_SUFFIXES
 
 Seen = Literal["all", "other-data"]
 """the training images of the given data that the base was trained on: all of them, or none"""
@@ -75,7 +76,7 @@ def parse_options(given: Mapping[str, Any]) -> FitOptions:
         weights=given.get("weights"),
         name=given.get("name") or model_name(model),
         data=given.get("data", ""),
-        ood=tuple(given.get("ood") or ()),
+        ood=tuple(map(data_name, given.get("ood") or ())),
         classes=None if classes is None else tuple(read_class_list(classes)),
         weights_saw=saw,
         input=InputOptions(
@@ -103,6 +104,12 @@ def model_name(model: str) -> str:
     """A name for the served model, from the option --model."""
     last = Path(model).stem if model.endswith(MODEL_SUFFIXES) else re.split(r"[:/]", model)[-1]
     return re.sub(r"[^a-z0-9._-]+", "-", last.lower()).strip("-._")[:64] or "model"
+
+
+def data_name(text: str) -> str:
+    """The name by which data are loaded: `folder:PATH` for a folder, unchanged for the name of a data set."""
+    is_folder = os.sep in text or Path(text).expanduser().is_dir()
+    return f"{FOLDER_PREFIX}{text}" if is_folder and not text.startswith(FOLDER_PREFIX) else text
 
 
 def _parts(text: str | None) -> tuple[str, ...] | None:

@@ -10,7 +10,9 @@ from rich.markup import escape
 from qualms.bundle.manifest import Predictor
 from qualms_training.console import Display
 from qualms_training.data import DataSource, ImageSet, load
+from qualms_training.data.class_lists import in_class_order
 from qualms_training.data.layout import SplitPlan, find_layout, plan_splits
+from qualms_training.data.npz import DOWNLOADABLE
 from qualms_training.data.split_sizes import HeldOut, plan_sizes
 from qualms_training.data.synthetic import SETS
 from qualms_training.errors import DataError, ModelError, did_you_mean
@@ -19,6 +21,7 @@ from qualms_training.models import NAMES
 from qualms_training.models.channels import expected_channels
 from qualms_training.models.logits import return_logits
 from qualms_training.models.source import LoadedBase, load_base
+from qualms_training.models.unusable_input import RUN_ERRORS, unusable_input
 from qualms_training.own_model.default_recipe import default_recipe
 from qualms_training.own_model.model_input import common_size, input_section
 from qualms_training.own_model.options import FitOptions
@@ -71,13 +74,15 @@ def count_logits(base: LoadedBase, options: FitOptions, spec: dict[str, Any]) ->
     example = torch.zeros(2, channels, spec["height"], spec["width"])
     try:
         with torch.inference_mode():
-            return int(return_logits(base.module, example, options.logits)(example).shape[1])
-    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
+            logits = int(return_logits(base.module, example, options.logits)(example).shape[1])
+    except RUN_ERRORS as error:
+        raise unusable_input(options.model, base.module, channels, spec["height"], spec["width"], error) from error
+    if logits < 2:
         raise ModelError(
-            f"{options.model} cannot be run on images of {spec['height']} × {spec['width']} pixels with {channels} channels: "
-            f"{reason}; --size gives another input size."
-        ) from error
+            f"{options.model} has one logit, and a classifier needs one per class: wrap a network of two classes in one that "
+            "returns torch.cat([torch.zeros_like(z), z], dim=1) for its logit z (N, 1), which has the same probabilities."
+        )
+    return logits
 
 
 def _classes(
@@ -90,6 +95,7 @@ def _classes(
                 f"The list of classes has {len(options.classes):,} names, and the model has {logits:,} logits; it needs one name "
                 "per logit."
             )
+        in_class_order(train, list(options.classes))  # raises DataError if it lacks a class of the data
         return "base", options.classes, f"{logits:,} classes in the given order."
     if base.classes is not None and len(base.classes) == logits and set(train.classes) <= set(base.classes):
         return "base", base.classes, f"{logits:,} classes in the order of the model's own list of names."
@@ -114,11 +120,11 @@ def _split_plan(options: FitOptions, data_dir: DataSource) -> SplitPlan:
     if options.data.startswith(FOLDER_PREFIX) or folder.is_dir() or os.sep in options.data:
         saw = options.weights_saw or "all"
         return plan_splits(find_layout(folder), weights_saw=saw, target_fpr=options.target_fpr)
-    if not (data_dir or os.environ.get("QUALMS_DATA") or options.data in SETS):
-        near = [one.name for one in folder.parent.iterdir() if one.is_dir()] if folder.parent.is_dir() else []
+    if not (options.data in {*SETS, *DOWNLOADABLE} or data_dir is not None or "QUALMS_DATA" in os.environ):
+        near = [one.name for one in folder.parent.iterdir() if one.is_dir()]
         raise DataError(
-            f"There is no folder {options.data!r}{did_you_mean(folder.name, near)} --data takes a "
-            "folder of class folders, or the NAME of files NAME-train.npz and NAME-test.npz in the folder of QUALMS_DATA."
+            f"There is no folder {options.data!r}{did_you_mean(folder.name, near)} --data takes a folder of class folders, or the "
+            "NAME of files NAME-train.npz and NAME-test.npz in the folder of QUALMS_DATA."
         )
     return plan_named(options.data, options, data_dir)
 

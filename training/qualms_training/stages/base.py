@@ -52,7 +52,7 @@ def new_base(context: RunContext) -> nn.Module:
     spec, section = context.recipe.input, context.recipe.base
     classes = len(context.data.classes)
     if context.given_base is not None:
-        model = copied(context.given_base)
+        model = copied(context.given_base).float()
     elif section.weights is not None:
         known = classes if context.recipe.prediction == "base" else None
         sizes = {"channels": spec.channels, "height": spec.height, "width": spec.width}

@@ -10,6 +10,7 @@ from qualms.decisions.flag import rank
 from qualms_training.checks.given_base import check_given_base
 from qualms_training.data import load_ood
 from qualms_training.errors import ModelError
+from qualms_training.files import fingerprint
 from qualms_training.meta.surprisal import Surprisal
 from qualms_training.models import freeze
 from qualms_training.stages import base, fit
@@ -33,7 +34,8 @@ def run(context: RunContext) -> None:
         _check_training(checked)
         return
     context.display.note("[bold]check[/bold]")
-    inputs = base.inputs_fingerprint(context)
+    # The values of the weights count, not only their path; a base that was let through is checked again without --allow-chance.
+    inputs = fingerprint(fit.inputs_fingerprint(context), context.allow_chance)
     if context.is_up_to_date("check", inputs):
         context.display.note("  passed before with the same base and data")
         return
