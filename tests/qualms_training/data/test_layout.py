@@ -171,7 +171,7 @@ def test_the_error_for_too_few_images_says_how_many_are_needed_for_what(tmp_path
     for part in (
         f"Folder {tmp_path / 'test'} has 200 images, and at least 381 are needed",
         "32 to combine scores, 299 to calibrate (a confident false-alarm rate of 1 %), 50 to test",
-        "the marginal guarantee, which needs 99",
+        "add 181 or more, or choose a higher rate (--target-fpr)",
     ):
         assert part in str(caught.value)
     assert plan_splits(find_layout(tmp_path), weights_saw="all", target_fpr=0.05).splits["calibration"] == 80

@@ -88,7 +88,9 @@ def test_calibration_that_leaves_no_test_images_is_an_error(recipe: Recipe, data
 
 
 def test_splits_larger_than_the_data_are_an_error(tiny: Alter, data_dir: Path, display: Display) -> None:
-    with pytest.raises(DataError, match="need 5130 images in total, but there are 400"):
+    with pytest.raises(
+        DataError, match=r"need 5,130 images in total \(data.splits\), but there are 400; `qualms init`"
+    ):
         prepare(tiny({"data.id": "shapes_id", "data.splits": {**SIZES, "train": 5000}}), 0, data_dir, display)
 
 

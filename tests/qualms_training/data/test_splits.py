@@ -49,7 +49,10 @@ def test_the_record_is_repeatable_and_its_digest_changes_with_the_splits() -> No
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"train": 90, "calibration": 11}, "need 101 images in total, but there are 100"),
+        (
+            {"train": 90, "calibration": 11},
+            r"train, calibration need 101 images in total \(data.splits\), but there are 100",
+        ),
         ({"train": 90, "test": 5}, "'test' is not known; accepted are train, validation, fit, calibration"),
         ({"train": 90, "fit": 0}, "'fit' would have 0 of 100"),
         ({"train": -1}, "'train' would have -1"),

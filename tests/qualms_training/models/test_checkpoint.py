@@ -71,8 +71,14 @@ def edited(**changes: Tensor | None) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (edited(fc__weight=None, fc__bias=None), "it lacks 2 tensors (first: 'fc.weight')."),
-        (edited(head=torch.zeros(1)), "it has 1 that the model does not have (first: 'head')."),
+        (
+            edited(fc__weight=None, fc__bias=None),
+            "it lacks 2 tensors (first: 'fc.weight'); is it of another architecture?",
+        ),
+        (
+            edited(head=torch.zeros(1)),
+            "it has 1 tensors that the model does not have (first: 'head'); is it of",
+        ),
         (edited(fc__bias=torch.zeros(7)), "'fc.bias' has shape (7,), but the model takes (3,)."),
         (edited(fc__bias=None, head=torch.zeros(1)), "(first: 'fc.bias') and it has 1"),
         ([1, 2], "does not hold a state dict; accepted is a mapping of names to tensors"),

@@ -83,7 +83,7 @@ def test_torchvision_models_take_the_input_of_their_default_weights(name: str, t
     assert identity(base.module) == identity(source)
     assert base.input is not None
     assert (base.input.height, base.input.fit, base.input.shorter_side, base.input.colour) == (224, "crop", 256, "RGB")
-    assert "Weights.IMAGENET1K_V1, which may not be those of the weights file" in base.input.source
+    assert "Weights.IMAGENET1K_V1, assumed, because the weights file does not say" in base.input.source
 
 
 @pytest.mark.slow

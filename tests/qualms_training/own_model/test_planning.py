@@ -105,11 +105,13 @@ def test_a_list_of_classes_without_a_class_of_the_data_is_refused() -> None:
     assert plan(network(), classes=("dog", "cat"))[0].data.classes == ["dog", "cat"]
 
 
-def test_a_folder_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_does_not_exist_is_named_with_similar_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("QUALMS_DATA", raising=False)
-    with pytest.raises(
-        DataError, match="Data folder phtos does not exist; a folder with one folder of images per class"
-    ):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(DataError, match=r"There is no folder 'phtos'; did you mean 'photos'\? --data takes a folder"):
         plan_recipe(FitOptions("resnet20", weights="w.pt", data="phtos"), None, Display())
 
 

@@ -90,7 +90,7 @@ def test_the_verdict_is_that_of_the_lower_95_percent_bound(count: int, index: in
 
 def test_a_target_risk_that_is_not_supported_has_a_sentence() -> None:
     rows = dict(summary(evaluation(trust=False))[0].rows)
-    assert rows["accepted, %"] == ["–", "the calibration set does not support the target risk"]
+    assert rows["accepted, %"] == ["–", "none: the calibration set supports no such risk (`qualms inspect` says why)"]
 
 
 def test_an_evaluation_of_an_earlier_version_has_a_summary() -> None:
