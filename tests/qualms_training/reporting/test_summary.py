@@ -78,6 +78,14 @@ def test_the_summary_has_what_is_before_and_after() -> None:
     assert ood.rows == [(name, ["97.5", "99.5", "89.1", "0.2", "25.0"]) for name in ("svhn", FOLDER)]
 
 
+def test_few_test_images_cannot_confirm_the_target() -> None:
+    few = evaluation()
+    assert few.served is not None
+    served = few.served.model_copy(update={"n": 50, "flagged": 0})
+    rows = dict(summary(few.model_copy(update={"served": served}))[0].rows)
+    assert rows["false alarms, %, target 1"][1] == "0.00 of 50: meets the target, but so few images cannot confirm it"
+
+
 def test_several_seeds_have_means_and_the_verdict_of_the_worst() -> None:
     test, _ = summary_grids([evaluation(38), evaluation(142)])
     assert test.rows[2][1][1] == "0.90 ± 0.52 of 10,000, worst 1.42: exceeds the target (95 % bound)"
