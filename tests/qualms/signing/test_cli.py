@@ -10,7 +10,7 @@ from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import sign_bundle
 from qualms.signing.keys import SigningKey
 
-TIMEOUT = 60.0
+TIMEOUT = 300.0
 
 
 def qualms(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
