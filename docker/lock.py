@@ -95,7 +95,7 @@ def disagreements(text: str, needed: Iterable[Requirement]) -> list[str]:
             problems.append(f"{requirement} is missing")
         elif not requirement.specifier.contains(packages[name].version, prereleases=True):
             problems.append(f"{name} {packages[name].version} does not satisfy {requirement}")
-    reached = {*direct}
+    reached: set[str] = {*direct}
     while more := {name for name, one in packages.items() if name not in reached and reached & {*one.required_by}}:
         reached |= more
     return problems + [f"{name} is not required" for name in packages if name not in reached]
@@ -122,7 +122,7 @@ def resolve(name: str, previous: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "lock.txt"
         output.write_text(previous, encoding="utf-8")
-        command = [uv, "pip", "compile", "--quiet", *options, "--output-file", output, *source]
+        command = [str(uv), "pip", "compile", "--quiet", *options, "--output-file", str(output), *source]
         done = subprocess.run(
             command, cwd=ROOT, env=environment, input=given, capture_output=True, text=True, check=False
         )

