@@ -23,6 +23,7 @@ import yaml
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from docker.lock import parse
+from docker.pin_images import main as pin_images
 from tests.docker.stack import (
     DRIFT_ALERT,
     ENCODING_ALERT,
@@ -120,6 +121,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name and (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
+    # The images that base_images.sh builds have no digest of a registry.
+    assert pin_images(["--unpin"], files=(folder / "docker" / "Dockerfile", folder / "docker-compose.yml")) == 0
     return folder
 
 
