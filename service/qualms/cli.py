@@ -17,6 +17,7 @@ from qualms.bench.cli import bench
 from qualms.demo.cli import app as demo
 from qualms.entry import reported_errors
 from qualms.score.cli import score
+from qualms.signing.cli import sign, signing_key, verify
 
 app = typer.Typer(
     name="qualms",
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(demo)
+app.add_typer(signing_key)
 
 
 class _ServeCommand(TyperCommand):
@@ -96,6 +98,8 @@ def serve(
 
 app.command()(bench)
 app.command()(score)
+app.command()(sign)
+app.command()(verify)
 
 
 def main() -> None:

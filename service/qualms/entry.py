@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 from qualms.errors import ExtraMissingError, QualmsError
 
-_SERVICE = "fastapi fastapi_offline httptools numpy orjson PIL prometheus_client pydantic_settings pyspng python_multipart rich "
-_SERVICE += "simplejpeg starlette typer uvicorn uvloop"
+_SERVICE = "cryptography fastapi fastapi_offline httptools numpy orjson PIL prometheus_client pydantic_settings pyspng "
+_SERVICE += "python_multipart rich simplejpeg starlette typer uvicorn uvloop"
 
 EXTRAS = {
     **dict.fromkeys(_SERVICE.split(), "cpu"),

@@ -14,6 +14,7 @@ QualmsError
 ├── NoWorkerError          no process can be started that decodes an image         (qualms.images.worker_pool)
 ├── ListenError            the server cannot listen on the address                 (qualms.http1.listener)
 ├── ScoreLogError          the file of scores cannot be written                    (qualms.telemetry.score_log)
+├── SigningKeyError        a file of signing keys cannot be used                   (qualms.signing.keys)
 ├── ScoreError             files cannot be scored as requested                     (qualms.score.items)
 ├── BenchError             a benchmark cannot run with the given options           (qualms.bench.processes)
 ├── TrafficError           the service cannot be reached or does not answer        (qualms.demo.traffic)

@@ -12,6 +12,7 @@ from qualms.bundle.calibration_data import Calibration
 from qualms.bundle.evaluation_results import Evaluation
 from qualms.bundle.file import Bundle
 from qualms.bundle.manifest import Manifest
+from qualms.bundle.signature import encode_key
 from qualms.decisions.calibration_set import CalibrationSet
 from qualms.decisions.verdicts import SIZE_TEXTS, guarantee_text
 from qualms.errors import OperatingPointError
@@ -40,6 +41,8 @@ def _facts(bundle: Bundle) -> Table:
     size = len(bundle.graph) / 1e6
     _row(table, "digest", bundle.digest)
     _row(table, "graph", f"{size:.2f} MB, SHA-256 {manifest.graph_sha256[:16]}…, intact")
+    if bundle.signature is not None:
+        _row(table, "signature", f"with the key {encode_key(bundle.signature.key)}; qualms verify verifies it")
     _row(table, "schema", str(manifest.schema_version))
     crop = f" from a shorter side of {spec.shorter_side}" if spec.shorter_side else ""
     _row(table, "input", f"{spec.height} × {spec.width} {spec.colour}, {spec.resize}, {spec.fit}{crop}")

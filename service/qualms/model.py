@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from PIL import ImageOps
 from PIL.Image import Image
 
-from qualms.bundle.embedded import resolve_model
-from qualms.bundle.file import Bundle, open_bundle
+from qualms.bundle.file import Bundle
 from qualms.bundle.runtime import GraphRunner, check_golden
 from qualms.decisions.operating_point import OperatingPoint, Selection
 from qualms.decisions.results import ResultBuilder, ResultRow
@@ -20,18 +19,25 @@ from qualms.errors import ImageError, first_line
 from qualms.images.observed import observe, relative_size
 from qualms.images.preprocess import conform, preprocess, preprocess_array
 from qualms.replies import AlphaDetail, Result
+from qualms.signing.opening import open_trusted
 
 ImageLike: TypeAlias = str | PathLike[str] | bytes | NDArray[np.uint8] | Image
 """the path of an image file, its bytes, uint8 pixels of shape (H, W) or (H, W, C), or a PIL image"""
 Images: TypeAlias = list[ImageLike] | tuple[ImageLike, ...]
 
 
-def open_model(model: str | PathLike[str] | None = None, *, threads: int = 0) -> "Model":
+def open_model(
+    model: str | PathLike[str] | None = None, *, threads: int = 0, trusted_keys: str | PathLike[str] | None = None
+) -> "Model":
     """Open a bundle by its path, or an embedded model by its name; the default model without an argument.
 
-    `threads` is the number of threads of ONNX Runtime; 0 lets it choose. The model runs on the CPU.
+    `threads` is the number of threads of ONNX Runtime; 0 lets it choose. The model runs on the CPU. With `trusted_keys`, a
+    file of public keys, a bundle has to be signed with one of them.
     """
-    return Model(open_bundle(resolve_model(None if model is None else fspath(model))), threads)
+    bundle = open_trusted(
+        None if model is None else fspath(model), None if trusted_keys is None else fspath(trusted_keys)
+    )
+    return Model(bundle, threads)
 
 
 class Model:

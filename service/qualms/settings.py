@@ -37,6 +37,11 @@ class Settings(BaseSettings):
     model: str | None = Field(
         None, description="Path of a bundle or name of an embedded model; if unset, the embedded default model."
     )
+    trusted_keys: str | None = Field(
+        None,
+        description="File of public keys; if set, a bundle is served only if one of them signed it. Embedded models need no "
+        "signature.",
+    )
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, description="Port to listen on; 0 selects a free port.", ge=0, le=65535)
     device: Device = Field(

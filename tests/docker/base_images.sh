@@ -8,7 +8,7 @@
 set -euo pipefail
 folder=$1
 root=$(cd "$(dirname "$0")/../.." && pwd)
-compose_image() { sed -n "s#^ *image: \($1:.*\)#\1#p" "$root/docker-compose.yml"; }
+compose_image() { sed -n "s#^ *image: \($1:[^@]*\).*#\1#p" "$root/docker-compose.yml"; }
 mkdir -p "$folder/context"
 
 if [ ! -s "$folder/base.tar" ]; then

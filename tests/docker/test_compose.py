@@ -33,9 +33,13 @@ def test_every_container_is_confined(name: str) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert "mem_limit" in service
     assert "cpus" in service
+    assert service["memswap_limit"] == service["mem_limit"], "with more, the container would swap"
     assert service["pids_limit"] > 0
+    assert service["init"] is True
+    assert service["ulimits"]["nofile"]["hard"] > Settings.model_fields["max_connections"].default
+    assert all(re.search(r":size=\d+m$", mount) for mount in service.get("tmpfs", []))
     assert not service.get("privileged")
-    assert re.search(r":v?\d+\.\d+\.\d+$|^qualms:", service["image"]), "the image needs an exact version"
+    assert re.search(r":v?\d+\.\d+\.\d+(@sha256:\w+)?$|^qualms:", service["image"]), "the image needs an exact version"
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -43,6 +47,13 @@ def test_every_server_has_a_health_check(name: str) -> None:
     """The service's health check is part of its image."""
     health = SERVICES[name].get("healthcheck", {}).get("test")
     assert health or "HEALTHCHECK" in (DOCKER / "Dockerfile").read_text()
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_unhealthy_containers_are_labelled_for_a_restart(name: str) -> None:
+    """The label selects the containers in docker/systemd/restart-unhealthy.service."""
+    assert SERVICES[name]["labels"] == {"autoheal": "true"}
+    assert "label=autoheal=true" in (DOCKER / "systemd" / "restart-unhealthy.service").read_text(encoding="utf-8")
 
 
 def test_ports_are_bound_to_loopback_unless_bind_address_is_set() -> None:
@@ -57,8 +68,9 @@ def test_exactly_the_settings_of_the_service_are_passed_through() -> None:
 
 
 def test_the_file_contains_no_secret() -> None:
-    names = [name for service in SERVICES.values() for name in service.get("environment", {})]
-    assert not [name for name in names if re.search("PASSWORD|SECRET|TOKEN|KEY", name)]
+    """Variables that pass the path of a file through have no value here."""
+    pairs = [pair for service in SERVICES.values() for pair in service.get("environment", {}).items()]
+    assert not [name for name, value in pairs if re.search("PASSWORD|SECRET|TOKEN|KEY", name) and value is not None]
 
 
 def test_every_mounted_path_exists() -> None:
@@ -71,7 +83,10 @@ def test_every_mounted_path_exists() -> None:
 
 def test_every_path_in_the_readme_exists() -> None:
     text = (DOCKER / "README.md").read_text(encoding="utf-8")
-    paths = re.findall(r"(?<![\w/.])(?:docker|prometheus|alertmanager|grafana|service|training|tests)/[\w./-]+", text)
+    paths = re.findall(
+        r"(?<![\w/.])(?:docker|prometheus|alertmanager|grafana|service|training|tests|requirements|proxy|systemd)/[\w./-]+",
+        text,
+    )
     assert len(paths) > 10
     assert [path for path in paths if not (ROOT / path).exists() and not (DOCKER / path).exists()] == []
 

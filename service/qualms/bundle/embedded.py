@@ -30,5 +30,10 @@ def resolve_model(model: str | None) -> Path:
     return path
 
 
+def is_embedded(path: Path) -> bool:
+    """Whether a path that `resolve_model` returned is that of an embedded model."""
+    return path.parent == _folder()
+
+
 def _folder() -> Path:
     return Path(str(resources.files("qualms") / "models"))

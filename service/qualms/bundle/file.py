@@ -4,13 +4,15 @@ import errno
 import hashlib
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from qualms.bundle.checks.graph_checks import check_graph
-from qualms.bundle.container import Container, pack, unpack
+from qualms.bundle.container import Container, pack, signed_part, unpack, with_signature
 from qualms.bundle.manifest import Manifest
+from qualms.bundle.signature import Signature, Verify, signed_message
 from qualms.errors import BundleError
 from qualms.files import write_bytes
 
@@ -28,17 +30,16 @@ class Bundle:
     """the ONNX model without the manifest; `manifest.graph_sha256` is its digest"""
     digest: str
     """SHA-256 of the whole file, which identifies the model"""
+    signature: Signature | None = None
+    """verified only if `open_bundle` was given a function that verifies it"""
 
 
-def open_bundle(path: Path) -> Bundle:
-    """Read a bundle and verify its manifest, schema version, graph digest and graph."""
-    try:
-        data = _read(path)
-    except FileNotFoundError:
-        raise BundleError(f"{path} does not exist.") from None
-    except OSError as error:
-        raise BundleError(f"{path} cannot be read: {error.strerror}.") from None
-    return _verify(path, data, str(path))
+def open_bundle(path: Path, verify_signature: Verify | None = None) -> Bundle:
+    """Read a bundle and verify its manifest, schema version, graph digest and graph.
+
+    `verify_signature` is called before anything but the top-level fields is parsed, and raises BundleError to refuse the file.
+    """
+    return _verify(path, _read_bundle(path), str(path), verify_signature)
 
 
 def write_bundle(path: Path, graph: bytes, manifest: Manifest) -> Bundle:
@@ -57,9 +58,35 @@ def write_bundle(path: Path, graph: bytes, manifest: Manifest) -> Bundle:
     return bundle
 
 
+def sign_bundle(path: Path, out: Path, sign: Callable[[bytes], Signature]) -> Bundle:
+    """Write a copy of a bundle with a signature to `out`, which may be the same path; an earlier signature is replaced."""
+    data = _read_bundle(path)
+    unsigned = signed_part(data, unpack(data, str(path)).signature)
+    signed = with_signature(unsigned, sign(signed_message(unsigned)).to_text())
+    if len(signed) > MAX_BYTES:
+        raise BundleError(
+            f"{path} has {len(unsigned):,} bytes, and no room for a signature: {MAX_BYTES:,} are accepted."
+        )
+    bundle = _verify(out, signed, str(path))
+    try:
+        write_bytes(out, signed)
+    except OSError as error:
+        raise BundleError(f"{out} cannot be written: {error.strerror}.") from None
+    return bundle
+
+
 def graph_digest(graph: bytes) -> str:
     """SHA-256 of a graph without manifest, in hex."""
     return hashlib.sha256(graph).hexdigest()
+
+
+def _read_bundle(path: Path) -> bytes:
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        raise BundleError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def _read(path: Path) -> bytes:
@@ -76,12 +103,15 @@ def _read(path: Path) -> bytes:
         return file.read(size)
 
 
-def _verify(path: Path, data: bytes, source: str) -> Bundle:
-    graph, text = unpack(data, source)
+def _verify(path: Path, data: bytes, source: str, verify_signature: Verify | None = None) -> Bundle:
+    graph, text, signature_text = unpack(data, source)
+    signature = None if signature_text is None else Signature.from_text(signature_text, source)
+    if verify_signature is not None:
+        verify_signature(signature, signed_message(signed_part(data, signature_text)), source)
     if text is None:
         raise BundleError(f"{source} is not a Qualms bundle: it has no manifest.")
     manifest = Manifest.from_json(text, source)
     if graph_digest(graph) != manifest.graph_sha256:
         raise BundleError(f"{source} has a damaged graph: its SHA-256 differs from the one in the manifest.")
     check_graph(graph, source)
-    return Bundle(path, manifest, graph, hashlib.sha256(data).hexdigest())
+    return Bundle(path, manifest, graph, hashlib.sha256(data).hexdigest(), signature)

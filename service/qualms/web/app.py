@@ -14,8 +14,7 @@ from typing import Any
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from qualms.bundle.embedded import resolve_model
-from qualms.bundle.file import Bundle, open_bundle
+from qualms.bundle.file import Bundle
 from qualms.errors import QualmsError
 from qualms.http1.exchange import Exchange
 from qualms.http1.messages import REASONS as PROTOCOL_REASONS
@@ -27,6 +26,7 @@ from qualms.inference.engine import Engine
 from qualms.inference.memory import available_memory, return_free_memory
 from qualms.replies import RequestLimits
 from qualms.settings import Settings
+from qualms.signing.opening import open_trusted
 from qualms.telemetry.logs import Throttle, access, dropped
 from qualms.telemetry.metrics import ServiceMetrics
 from qualms.telemetry.score_log import ScoreLog
@@ -76,7 +76,7 @@ def create_app(
             _log.warning("decoding workers were killed", extra={"killed": count, "reason": reason})
 
     decoder = Decoder(threads, limits, on_killed=worker_killed)
-    opened = [open_bundle(resolve_model(settings.model))]
+    opened = [open_trusted(settings.model, settings.trusted_keys)]
     """emptied by the start, so that nothing refers to the bytes of the graph once the engine has loaded it"""
 
     @asynccontextmanager
