@@ -46,7 +46,7 @@ def test_every_port_of_a_service_is_recognised() -> None:
 
 def test_ipv6_addresses_are_recognised() -> None:
     version_6 = {name: value.replace("10.0.0.1", "fd00::1") for name, value in LINKS.items()}
-    version_6 |= {name: "tcp://[fd00::1]:8000" for name in ("QUALMS_PORT", "QUALMS_PORT_8000_TCP")}
+    version_6 |= dict.fromkeys(("QUALMS_PORT", "QUALMS_PORT_8000_TCP"), "tcp://[fd00::1]:8000")
     assert links(**version_6) == set(version_6)
 
 
