@@ -1,4 +1,4 @@
-"""Generate the PrometheusRule manifests from the rule files that Compose uses. After changing those, run this and commit the result.
+"""Generate the PrometheusRule manifests from the rule files of Compose. After changing those, run this and commit the result.
 
 python -m docker.kubernetes.rules
 """

@@ -17,6 +17,7 @@ from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import open_bundle
 from qualms.decisions.verdicts import Decider
 from qualms.telemetry.metrics import ModelMetrics, ServiceMetrics, expose
+from qualms.web.predict import REASONS, STATUSES
 
 needs_promtool = pytest.mark.skipif(bool(missing_programs("promtool")), reason=missing_programs("promtool"))
 
@@ -48,8 +49,8 @@ def test_keda_and_the_autoscaler_have_the_same_bounds_and_the_same_behaviour() -
 def test_every_metric_of_the_queries_exists() -> None:
     registry = CollectorRegistry()
     bundle = open_bundle(resolve_model("mnist"))
-    ServiceMetrics(registry)
-    ModelMetrics(registry, bundle, Decider(bundle.manifest))
+    ServiceMetrics(registry, STATUSES, REASONS)
+    ModelMetrics(registry, bundle, Decider(bundle.manifest), "CPUExecutionProvider")
     samples = {
         sample.name
         for family in text_string_to_metric_families(expose(registry, "")[0].decode())
