@@ -83,7 +83,7 @@ def roll(folder: Path, requests: int, rate: float, pre_stop: float, seed: int = 
     """Replace one replica after the other, alternating both ways, until all requests are sent."""
     rng = random.Random(seed)
     with (
-        cluster(folder, REPLICAS + 1, **settings) as replicas,
+        cluster(folder, REPLICAS + 1, "mnist", **settings) as replicas,
         _load(replicas.strict, requests, rate) as (rollout, ended),
     ):
         running = _start_all(replicas)
@@ -115,7 +115,7 @@ def kill(folder: Path, kills: int, rate: float, **settings: object) -> Rollout:
     """Kill replicas one after the other, replacing each, and count what each of them lost."""
     seconds = 12.0 * kills
     with (
-        cluster(folder, REPLICAS, **settings) as replicas,
+        cluster(folder, REPLICAS, "mnist", **settings) as replicas,
         _load(replicas.retrying, round(rate * seconds), rate) as (rollout, ended),
     ):
         running = _start_all(replicas)

@@ -104,6 +104,7 @@ def test_checkov_reports_only_accepted_findings(tmp_path: Path) -> None:
     assert CHECKOV is not None
     for overlay in OVERLAYS:
         (tmp_path / f"{overlay}.yaml").write_text(yaml.safe_dump_all(build_overlay(overlay)))
+    (tmp_path / "model").mkdir()
     manifests = build_with_model(tmp_path / "model", "model-download")
     (tmp_path / "model.yaml").write_text(yaml.safe_dump_all(manifests))
     files = [word for path in sorted(tmp_path.glob("*.yaml")) for word in ("--file", str(path))]
