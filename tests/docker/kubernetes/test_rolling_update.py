@@ -20,5 +20,5 @@ def test_a_rolling_update_loses_no_request(tmp_path: Path) -> None:
 
 def test_a_killed_replica_loses_at_most_its_requests_in_flight(tmp_path: Path) -> None:
     rollout = kill(tmp_path, kills=1, rate=100)
-    assert rollout.failed == sum(rollout.killed)
+    assert rollout.failed <= sum(rollout.killed)
     assert rollout.other_response_errors == 0
