@@ -1,6 +1,7 @@
 """Settings of the service, read from QUALMS_* environment variables and the command line.
 
-An unknown QUALMS_* variable is an error: a misspelt limit would otherwise be ignored silently.
+An unknown QUALMS_* variable is an error: a misspelt limit would otherwise be ignored silently. Variables that Kubernetes adds to
+pods for a service named qualms are ignored, see `service_links`.
 """
 
 import os
@@ -8,10 +9,11 @@ from difflib import SequenceMatcher
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from qualms.errors import QualmsError
 from qualms.inference.memory import available_memory
+from qualms.service_links import service_links
 
 PREFIX = "QUALMS_"
 
@@ -121,6 +123,21 @@ class Settings(BaseSettings):
         "info", description="Minimum severity of log records."
     )
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Called by pydantic-settings: arguments, then the environment without Kubernetes' service links."""
+        assert isinstance(env_settings, EnvSettingsSource)
+        ignored = {name.lower() for name in ignored_variables()}
+        env_settings.env_vars = {name: value for name, value in env_settings.env_vars.items() if name not in ignored}
+        return init_settings, env_settings
+
     @property
     def max_run_seconds(self) -> float:
         """Maximum duration of one run: a request that just misses a run waits for that run and then for its own."""
@@ -152,7 +169,7 @@ def load_settings(**overrides: Any) -> Settings:
     """Settings from the environment; overrides that are not None take precedence."""
     given = {name: value for name, value in overrides.items() if value is not None}
     known = {PREFIX + name.upper() for name in Settings.model_fields}
-    for variable in sorted(os.environ):
+    for variable in sorted(os.environ.keys() - ignored_variables()):
         if variable.upper().startswith(PREFIX) and variable.upper() not in known | _TRAINING_VARIABLES:
             raise SettingsError(
                 f"The variable {variable} is unknown; the most similar one is {_most_similar(variable, known)}."
@@ -161,6 +178,11 @@ def load_settings(**overrides: Any) -> Settings:
         return Settings(**given)
     except ValidationError as error:
         raise SettingsError(_describe(error, given)) from None
+
+
+def ignored_variables() -> set[str]:
+    """The QUALMS_* variables of the environment that are service links of Kubernetes, not settings."""
+    return service_links(os.environ, PREFIX)
 
 
 def variables() -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from qualms.errors import QualmsError
-from qualms.settings import Settings, SettingsError, load_settings, variables
+from qualms.settings import Settings, SettingsError, ignored_variables, load_settings, variables
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +107,42 @@ def test_variables_of_training_are_accepted(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("QUALMS_DATA", "folder")
     monkeypatch.setenv("QUALMS_MIRROR", "https://example.org")
     assert load_settings() == Settings()
+
+
+SERVICE_LINKS = {
+    "QUALMS_PORT": "tcp://10.0.0.1:9000",
+    "QUALMS_SERVICE_HOST": "10.0.0.1",
+    "QUALMS_SERVICE_PORT": "9000",
+    "QUALMS_PORT_9000_TCP": "tcp://10.0.0.1:9000",
+    "QUALMS_PORT_9000_TCP_ADDR": "10.0.0.1",
+    "QUALMS_CPU_PORT": "tcp://10.0.0.2:80",
+    "QUALMS_CPU_SERVICE_HOST": "10.0.0.2",
+}
+
+
+def test_service_links_of_kubernetes_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**SERVICE_LINKS, "QUALMS_THREADS": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert (load_settings().port, load_settings().threads) == (8000, 3)
+    assert load_settings(port=9001).port == 9001
+    assert ignored_variables() == set(SERVICE_LINKS)
+
+
+def test_a_port_in_the_environment_counts_beside_service_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**SERVICE_LINKS, "QUALMS_PORT": "9002"}.items():
+        monkeypatch.setenv(name, value)
+    assert load_settings().port == 9002
+
+
+@pytest.mark.parametrize(("name", "value"), [("QUALMS_SERVICE_PORT", "8000"), ("QUALMS_SERVER_HOST", "10.0.0.1")])
+def test_a_misspelt_setting_is_an_error_beside_service_links(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    for link, url in SERVICE_LINKS.items():
+        monkeypatch.setenv(link, url)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=f"^The variable {name} is unknown"):
+        load_settings()
 
 
 def test_settings_are_frozen_and_each_has_a_description() -> None:

@@ -11,7 +11,7 @@ from qualms.http1.connections import Connections, Limits
 from qualms.http1.listener import BACKLOG, listen
 from qualms.http1.server import DrainingServer, check_uvicorn, protocol
 from qualms.inference.memory import available_memory
-from qualms.settings import Settings
+from qualms.settings import Settings, ignored_variables
 from qualms.telemetry.logs import configure
 from qualms.web.app import Application, create_app
 from qualms.web.state import ServiceState
@@ -62,6 +62,8 @@ def serve(settings: Settings) -> None:
     """Serve until a signal; raises the error if the model or the address cannot be used."""
     check_uvicorn()
     configure(settings.log_level)
+    if ignored := ignored_variables():
+        _log.info("ignored variables of Kubernetes service links, not settings", extra={"variables": sorted(ignored)})
     sys.setswitchinterval(SWITCH_SECONDS)
     state = ServiceState()
     app = create_app(settings, state=state, on_failure=lambda error: server.fail(error))  # noqa: PLW0108  # set below

@@ -129,6 +129,13 @@ def finished(process: Process) -> tuple[int, str]:
 
 
 @pytest.mark.slow
+def test_the_log_names_the_service_links_that_are_ignored(service_process: Start, tmp_path: Path) -> None:
+    """The settings of this process become the variables QUALMS_CPU_PORT and QUALMS_CPU_SERVICE_HOST."""
+    service_process(cpu_port="tcp://10.0.0.2:80", cpu_service_host="10.0.0.2")
+    (line,) = [line for line in records(tmp_path) if line["message"].startswith("ignored variables of Kubernetes")]
+    assert line["variables"] == ["QUALMS_CPU_PORT", "QUALMS_CPU_SERVICE_HOST"]
+
+
 def test_golden_vectors_that_are_not_reproduced_are_one_sentence_and_exit_code_2(
     service_process: Start, tmp_path: Path, graph: bytes, manifest: Manifest
 ) -> None:

@@ -1,0 +1,123 @@
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from docker.kubernetes import rules
+from tests.docker.kubernetes.manifests import (
+    COMPONENTS,
+    KUBERNETES,
+    OVERLAYS,
+    build_overlay,
+    build_text,
+    build_with_model,
+    container,
+    needs_kustomize,
+    only,
+    pod,
+)
+
+README = (KUBERNETES / "README.md").read_text(encoding="utf-8")
+MODELS = sorted(name for name in COMPONENTS if name.startswith("model-"))
+
+pytestmark = needs_kustomize
+
+
+def test_the_prometheus_rules_match_the_rule_files_of_compose() -> None:
+    assert {path: path.read_text(encoding="utf-8") for path in rules.texts()} == rules.texts(), (
+        "run python -m docker.kubernetes.rules"
+    )
+
+
+@pytest.mark.parametrize("overlay", ["base", *OVERLAYS])
+def test_every_overlay_builds(overlay: str) -> None:
+    kinds = [manifest["kind"] for manifest in build_overlay(overlay)]
+    assert {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "ServiceAccount", "ConfigMap"} <= set(
+        kinds
+    )
+
+
+@pytest.mark.parametrize(
+    ("overlay", "kinds"),
+    [
+        ("cpu", {"HorizontalPodAutoscaler"}),
+        ("gpu", set()),
+        ("monitoring", {"HorizontalPodAutoscaler", "ServiceMonitor", "PrometheusRule"}),
+        ("keda", {"ScaledObject", "ServiceMonitor", "PrometheusRule"}),
+    ],
+)
+def test_each_overlay_adds_its_own_kinds(overlay: str, kinds: set[str]) -> None:
+    base = {manifest["kind"] for manifest in build_overlay("base")}
+    assert {manifest["kind"] for manifest in build_overlay(overlay)} - base == kinds
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_everything_is_in_one_namespace_and_every_reference_resolves(tmp_path: Path, model: str) -> None:
+    manifests = build_with_model(tmp_path, model)
+    assert {manifest["metadata"].get("namespace") for manifest in manifests} == {"qualms"}
+    maps = {manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "ConfigMap"}
+    containers = [*pod(manifests)["containers"], *pod(manifests).get("initContainers", [])]
+    used = {source["configMapRef"]["name"] for one in containers for source in one["envFrom"]}
+    used |= {volume["configMap"]["name"] for volume in pod(manifests)["volumes"] if "configMap" in volume}
+    assert used <= maps
+    volumes = {volume["name"] for volume in pod(manifests)["volumes"]}
+    assert {mount["name"] for one in containers for mount in one["volumeMounts"]} == volumes
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_service_reads_the_model_from_a_mount_that_it_cannot_write_to(tmp_path: Path, model: str) -> None:
+    manifests = build_with_model(tmp_path, model)
+    path = only(manifests, "ConfigMap", "qualms-settings")["data"]["QUALMS_MODEL"]
+    (mount,) = [mount for mount in container(manifests)["volumeMounts"] if path.startswith(f"{mount['mountPath']}/")]
+    assert mount["readOnly"] is True
+
+
+@pytest.mark.parametrize("overlay", ["cpu", "monitoring", "keda"])
+def test_only_the_autoscaler_sets_the_number_of_replicas(overlay: str) -> None:
+    assert "replicas" not in only(build_overlay(overlay), "Deployment")["spec"]
+
+
+def test_selectors_match_the_labels_of_the_pods() -> None:
+    manifests = build_overlay("monitoring")
+    deployment = only(manifests, "Deployment")["spec"]
+    labels = deployment["template"]["metadata"]["labels"]
+    selectors = [
+        deployment["selector"]["matchLabels"],
+        only(manifests, "Service")["spec"]["selector"],
+        only(manifests, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        only(manifests, "ServiceMonitor")["spec"]["selector"]["matchLabels"],
+        *(one["spec"]["podSelector"]["matchLabels"] for one in manifests if one["kind"] == "NetworkPolicy"),
+        *(one["labelSelector"]["matchLabels"] for one in pod(manifests)["topologySpreadConstraints"]),
+    ]
+    assert all(selector.items() <= labels.items() for selector in selectors)
+    assert only(manifests, "ServiceMonitor")["spec"]["selector"]["matchLabels"].items() <= (
+        only(manifests, "Service")["metadata"]["labels"].items()
+    )
+
+
+def test_scraped_metrics_have_the_job_that_the_rules_expect() -> None:
+    manifests = build_overlay("monitoring")
+    monitor, service = only(manifests, "ServiceMonitor"), only(manifests, "Service")
+    assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "qualms"
+    assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= {
+        port["name"] for port in service["spec"]["ports"]
+    }
+
+
+def examples() -> list[str]:
+    return re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("text", [text for text in examples() if "resources:" in text])
+def test_every_example_of_the_readme_builds(tmp_path: Path, text: str) -> None:
+    manifests = build_text(tmp_path, text.replace("../qualms/docker/kubernetes", "kubernetes"))
+    given = yaml.safe_load(text)
+    assert {manifest["metadata"]["namespace"] for manifest in manifests} == {given["namespace"]}
+    assert container(manifests)["image"].startswith(given["images"][0]["newName"])
+
+
+def test_every_path_in_the_readme_exists() -> None:
+    text = README + (KUBERNETES / "SIZING.md").read_text(encoding="utf-8")
+    paths = re.findall(r"(?<![\w/.])(?:base|overlays|components)/[\w./-]+", text)
+    assert len(paths) > 5
+    assert [path for path in paths if not (KUBERNETES / path.rstrip("./")).exists()] == []
