@@ -41,6 +41,11 @@ def open_bundle(path: Path) -> Bundle:
     return _verify(path, data, str(path))
 
 
+def bundle_from_bytes(data: bytes, source: str) -> Bundle:
+    """Verify the bytes of a bundle that came from elsewhere; `source` names them in errors."""
+    return _verify(Path(source), data, source)
+
+
 def write_bundle(path: Path, graph: bytes, manifest: Manifest) -> Bundle:
     """Write graph and manifest atomically as one file and return the bundle.
 
