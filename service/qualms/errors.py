@@ -15,6 +15,7 @@ QualmsError
 ├── ListenError            the server cannot listen on the address                 (qualms.http1.listener)
 ├── ScoreLogError          the file of scores cannot be written                    (qualms.telemetry.score_log)
 ├── ScoreError             files cannot be scored as requested                     (qualms.score.items)
+├── ClusterError           a Ray cluster cannot be reached, or work on it failed    (qualms.cluster.connection)
 ├── BenchError             a benchmark cannot run with the given options           (qualms.bench.processes)
 ├── TrafficError           the service cannot be reached or does not answer        (qualms.demo.traffic)
 ├── ClientError            a request of the client got no result; subclasses there    (qualms.client.errors)

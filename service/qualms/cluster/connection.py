@@ -72,6 +72,16 @@ def connected(address: str | None = None) -> Iterator[Any]:
         ray.shutdown()
 
 
+@contextmanager
+def connected_if(options: ClusterOptions | None) -> Iterator[None]:
+    """Connected to a cluster until the end of the block, if there is one; for commands, before they write anything."""
+    if options is None:
+        yield
+    else:
+        with connected(options.address):
+            yield
+
+
 def _init(ray: Any, address: str) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
     if address == "local":

@@ -59,6 +59,7 @@ def ordered_map(
             compute=TaskPoolStrategy(at_once),
             num_cpus=options.cpus,
             num_gpus=options.gpus or None,
+            max_calls=0,  # keep processes; by default, Ray ends those with GPUs after each task
         )
         number = 0
         for block in _blocks(results):

@@ -88,7 +88,7 @@ def score(
 
         with connected(cluster.address):  # before anything is written
             executor = partial(RayExecutor, digest=bundle.digest, cluster=cluster)
-            options = ScoreOptions(point, alpha, cluster.threads)
+            options = ScoreOptions(point, alpha, cluster.threads, cuda=cluster.gpus > 0)
             outcome = start(options, processes=processes or 0, executor=executor)
     Console().print(outcome.summary.as_table())
     if outcome.others:

@@ -113,5 +113,5 @@ class _OpenScorer:
         if hashlib.sha256(data).hexdigest() != self.digest:
             raise BundleError("The model was changed while the run began; run the command again.")
         bundle = bundle_from_bytes(data, "The model")
-        scorer = Scorer(Model(bundle, self.options.threads), self.options)
+        scorer = Scorer(Model(bundle, self.options.threads, cuda=self.options.cuda), self.options)
         return lambda chunks: [scorer.score(chunk).to_json() for chunk in chunks]

@@ -78,8 +78,9 @@ def score(
             state.abandon()
             raise
         saved_options = {**asdict(options.point), "alpha": options.alpha, "target_fdr": target_fdr, "format": kind}
-        if options.threads > 1:
-            saved_options["threads"] = options.threads
+        # Left out at their defaults, so that both engines continue each other's runs.
+        saved_options |= {"threads": options.threads} if options.threads > 1 else {}
+        saved_options |= {"cuda": True} if options.cuda else {}
         parts = state.begin(Identity(bundle.digest, saved_options, digest), restart=overwrite)
         rows = chunk_rows(bundle.manifest.input)
         resumed = sum(len(items) for items in islice(split(state.items(), rows), parts))

@@ -39,6 +39,8 @@ class ScoreOptions:
     alpha: bool = False
     threads: int = 1
     """of each model; sums may be rounded otherwise with another number"""
+    cuda: bool = False
+    """run on GPUs"""
 
 
 class Scorer:
