@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
 from threading import Thread
 from typing import Any
 
@@ -39,18 +41,6 @@ class ClusterOptions:
         return max(1, int(self.cpus))
 
 
-def ray_module() -> Any:
-    """Import Ray with telemetry off; ExtraMissingError names the extra if it is missing."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
-    try:
-        import ray  # noqa: PLC0415  # an extra
-        import ray.data  # noqa: PLC0415
-    except ImportError:
-        raise ExtraMissingError("--engine ray needs Ray: run pip install 'qualms[ray]'.") from None
-    return ray
-
-
 @contextmanager
 def connected(address: str | None = None) -> Iterator[Any]:
     """The module `ray`, connected to a cluster until the end of the block; ClusterError if it cannot be reached.
@@ -58,12 +48,17 @@ def connected(address: str | None = None) -> Iterator[Any]:
     Without an address and RAY_ADDRESS, a cluster of this machine alone is started, and ended with the block. A connection that
     exists already is used and kept.
     """
-    ray = ray_module()
-    if ray.is_initialized():
-        yield ray
+    if find_spec("ray") is None:
+        raise ExtraMissingError("--engine ray needs Ray: run pip install 'qualms[ray]'.")
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        yield sys.modules["ray"]
         return
     address = address or os.environ.get(ADDRESS) or "local"
-    _check(address)
+    _check(address)  # before the import, which takes seconds
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray  # noqa: PLC0415  # an extra
+    import ray.data  # noqa: PLC0415
+
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:
         _init(ray, address)
@@ -128,8 +123,6 @@ def _check(address: str) -> None:
 
 def versions(*packages: str) -> dict[str, str]:
     """The versions of Python and of packages, which must be the same on all nodes for results to be the same."""
-    from importlib import metadata  # noqa: PLC0415
-
     installed = {}
     for package in packages:
         try:
