@@ -43,7 +43,7 @@ def nodes(number: int) -> Iterator[Nodes]:
         [sys.executable, "-m", "tests.qualms.cluster.ray_nodes", str(number)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=None,
         text=True,
         cwd=ROOT,
     )

@@ -14,7 +14,6 @@ from qualms.cluster.connection import ClusterError, check_versions, connected, c
 from qualms.cluster.options import cluster_options
 from qualms.errors import ExtraMissingError
 
-
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'qualms[ray]'")
 
 

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.qualms.cluster.ray_nodes import nodes
 
 from qualms.bundle.file import Bundle
 from qualms.cluster.connection import ClusterOptions
@@ -17,7 +18,6 @@ from qualms.score.items import Item, ScoreError
 from qualms.score.ray_executor import RayExecutor, _Tasks
 from qualms.score.run import score
 from qualms.score.scorer import ScoreOptions
-from tests.qualms.cluster.ray_nodes import nodes
 
 LIST = "list.txt"
 

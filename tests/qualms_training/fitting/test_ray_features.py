@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.qualms.cluster.ray_nodes import nodes
 
 from qualms.bundle.file import open_bundle
 from qualms_training.data.lazy_images import LazyImages
-from tests.qualms.cluster.ray_nodes import nodes
 
 LOCAL_AND_RAY = ("local", "ray")
 
