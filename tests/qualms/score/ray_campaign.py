@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 
 from PIL import Image
+from tests.qualms.cluster.ray_nodes import ROOT, Nodes, nodes
 
 from qualms.demo.digits import draw_many
-from tests.qualms.cluster.ray_nodes import ROOT, Nodes, nodes
 
 
 def write_archive(path: Path, count: int) -> None:
