@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +29,7 @@ def command(bundle: Bundle, out: str, *options: str) -> list[str]:
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'qualms[ray]'")
 @pytest.mark.slow
 def test_the_output_of_two_nodes_equals_the_local_one_though_one_is_killed(
-    bundle: Bundle, images: Path, tmp_path: Path, until: Callable[[Callable[[], bool]], None]
+    bundle: Bundle, images: Path, tmp_path: Path
 ) -> None:
     paths = [path.relative_to(tmp_path) for path in sorted(images.rglob("*.png"))]
     (tmp_path / LIST).write_text("".join(f"{path}\n" for path in 30 * paths))
@@ -39,7 +39,9 @@ def test_the_output_of_two_nodes_equals_the_local_one_though_one_is_killed(
     with nodes(2) as cluster:
         on_ray = command(bundle, "ray.csv", "--engine", "ray", "--address", cluster.address)
         run = subprocess.Popen(on_ray, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        until(lambda: run.poll() is not None or (parts.exists() and parts.stat().st_size > 0))
+        while run.poll() is None and not (parts.exists() and parts.stat().st_size > 0):
+            with suppress(subprocess.TimeoutExpired):
+                run.wait(0.05)
         cluster.kill()
         _, errors = run.communicate(timeout=600)
     assert run.returncode == 1, errors
