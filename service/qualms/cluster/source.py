@@ -19,7 +19,7 @@ def task_source(tasks: Iterable[Any]) -> Any:
         for numbered in enumerate(tasks):
             yield pyarrow.table({"task": pyarrow.array([pickle.dumps(numbered)], pyarrow.large_binary())})
 
-    class TaskSource(Datasource):  # type: ignore[misc]  # Ray's class has no types
+    class TaskSource(Datasource):
         """One reading task, because the order of the work is that of its list."""
 
         def estimate_inmemory_data_size(self) -> int | None:
@@ -29,4 +29,4 @@ def task_source(tasks: Iterable[Any]) -> Any:
             unknown = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
             return [ReadTask(read, unknown)]
 
-    return TaskSource()
+    return TaskSource()  # type: ignore[no-untyped-call]  # Ray's class has few types

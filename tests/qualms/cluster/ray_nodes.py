@@ -43,7 +43,7 @@ def nodes(number: int) -> Iterator[Nodes]:
         [sys.executable, "-m", "tests.qualms.cluster.ray_nodes", str(number)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=None,
+        stderr=subprocess.DEVNULL,
         text=True,
         cwd=ROOT,
     )
@@ -68,7 +68,7 @@ def main() -> None:
         if line.strip() == "kill":
             cluster.remove_node(workers.pop(), allow_graceful=False)
             print("killed", flush=True)
-    cluster.shutdown()
+    cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

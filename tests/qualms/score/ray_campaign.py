@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--model", default="mnist")
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--nodes", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="of the comparison of speed")
     parser.add_argument("--slow", help="bundle of a model of at least 40 ms")
     parser.add_argument("--slow-images", type=int, default=512)
     given = parser.parse_args()
@@ -117,6 +117,8 @@ def main() -> None:
                 compare(f"{number} nodes", out, local)
                 killed(given.model, archive, out, cluster)
                 compare(f"{number} nodes, one killed", out, local)
+        if not given.rounds:
+            return
         with nodes(1) as one, nodes(2) as two:
             rates(given.model, folder, given.images, given.rounds, {"local": None, "one node": one.address})
             if given.slow:
