@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PYPROJECT = ROOT / "pyproject.toml"
 OURS = {"qualms", "qualms_training", "tests", "docker"}
-SERVICE = ("cpu", "parquet")
+SERVICE = ("cpu", "parquet", "ray")
 TRAINING = (*SERVICE, "train", "transfer")
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(\[[\w,-]+\])?(?P<versions>[^;]*)")
 """a requirement such as `uvicorn[standard]>=0.53,<1; python_version >= '3.11'`"""

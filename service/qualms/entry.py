@@ -20,6 +20,7 @@ EXTRAS = {
     **dict.fromkeys(_SERVICE.split(), "cpu"),
     "onnxruntime": "cpu",
     "pyarrow": "parquet",
+    "ray": "ray",
     "torch": "train",
     "torchvision": "train",
     "onnx": "train",

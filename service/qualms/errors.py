@@ -16,6 +16,7 @@ QualmsError
 ├── ScoreLogError          the file of scores cannot be written                    (qualms.telemetry.score_log)
 ├── SigningKeyError        a file of signing keys cannot be used                   (qualms.signing.keys)
 ├── ScoreError             files cannot be scored as requested                     (qualms.score.items)
+├── ClusterError           a Ray cluster cannot be reached, or work on it failed    (qualms.cluster.connection)
 ├── BenchError             a benchmark cannot run with the given options           (qualms.bench.processes)
 ├── TrafficError           the service cannot be reached or does not answer        (qualms.demo.traffic)
 ├── ClientError            a request of the client got no result; subclasses there    (qualms.client.errors)

@@ -43,9 +43,9 @@ def open_model(
 class Model:
     """A verified bundle that is ready to predict; make one with `open_model`."""
 
-    def __init__(self, bundle: Bundle, threads: int = 0) -> None:
+    def __init__(self, bundle: Bundle, threads: int = 0, *, cuda: bool = False) -> None:
         self.bundle = bundle
-        self._runner = GraphRunner(bundle.graph, threads)
+        self._runner = GraphRunner(bundle.graph, threads, cuda=cuda)
         check_golden(self._runner, bundle.manifest)
         self._decider = Decider(bundle.manifest)
         self._builder = ResultBuilder(bundle.manifest, self._runner.outputs)

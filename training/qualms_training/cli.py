@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from qualms.cluster.options import Address, Cpus, Engine, Gpus, cluster_options
 from qualms_training.options import AllowChance, Cache, Data, Device, Form, Model, ShowAll
 from qualms_training.own_model import cli as own_model
 from qualms_training.stages import Stage
@@ -48,22 +49,30 @@ def train(
     cache: Cache = None,
     allow_chance: AllowChance = False,
     show_all: ShowAll = False,
+    engine: Engine = "local",
+    address: Address = None,
+    cpus_per_model: Cpus = 1,
+    gpus_per_model: Gpus = 0,
 ) -> None:
     """Run a recipe, from data to one calibrated ONNX file; an interrupted run continues when it is started again."""
+    from qualms.cluster.connection import connected_if
     from qualms_training.recipe import load_recipe
     from qualms_training.run import pick_device, train_recipe
 
-    train_recipe(
-        load_recipe(recipe),
-        out=out,
-        cache=cache or out / "cache",
-        data_dir=data,
-        seeds=range(seed, seed + seeds),
-        device=pick_device(device.value),
-        only=stage.value if stage else None,
-        allow_chance=allow_chance,
-        show_all=show_all,
-    )
+    cluster = cluster_options(engine, address, cpus_per_model, gpus_per_model)
+    with connected_if(cluster):
+        train_recipe(
+            load_recipe(recipe),
+            out=out,
+            cache=cache or out / "cache",
+            data_dir=data,
+            seeds=range(seed, seed + seeds),
+            device=pick_device(device.value),
+            only=stage.value if stage else None,
+            allow_chance=allow_chance,
+            show_all=show_all,
+            cluster=cluster,
+        )
 
 
 def evaluate(

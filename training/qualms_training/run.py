@@ -12,6 +12,7 @@ from torch import nn
 
 from qualms.bundle.evaluation_results import Evaluation
 from qualms.bundle.file import open_bundle
+from qualms.cluster.connection import ClusterOptions
 from qualms_training.checks.estimates import peak_memory
 from qualms_training.console import Display, duration
 from qualms_training.data import DataSource
@@ -38,11 +39,13 @@ def train_recipe(
     given_base: nn.Module | None = None,
     show_all: bool = False,
     display: Display | None = None,
+    cluster: ClusterOptions | None = None,
 ) -> list[Evaluation]:
     """Run every stage, or `only` one, for each seed; print and save the tables if the evaluations were made.
 
     With `allow_chance`, a base whose accuracy is near chance is accepted. `given_base` is a Python object
     in place of the model that the recipe names. With `show_all`, all tables are printed instead of the rows that decide.
+    With `cluster`, the frozen base runs on that Ray cluster.
     """
     display = display or Display()
     display.note(f"[bold]{recipe.name}[/bold]: {escape(recipe.description)}")
@@ -63,6 +66,7 @@ def train_recipe(
             only,
             allow_chance=allow_chance,
             given_base=given_base,
+            cluster=cluster,
         )
         if seed == seeds[0]:
             check.run(context)

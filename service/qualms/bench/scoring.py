@@ -28,7 +28,7 @@ from qualms.bundle.file import Bundle, open_bundle
 from qualms.bundle.runtime import GraphRunner
 from qualms.errors import ImageError
 from qualms.images.preprocess import preprocess
-from qualms.score.scorer import chunk_rows
+from qualms.score.chunks import chunk_rows
 
 BROKEN_EVERY = 100
 _BROKEN = b"\x89PNG\r\n\x1a\nbroken"

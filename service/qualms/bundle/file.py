@@ -42,6 +42,11 @@ def open_bundle(path: Path, verify_signature: Verify | None = None) -> Bundle:
     return _verify(path, _read_bundle(path), str(path), verify_signature)
 
 
+def bundle_from_bytes(data: bytes, source: str) -> Bundle:
+    """Verify the bytes of a bundle that came from elsewhere; `source` names them in errors."""
+    return _verify(Path(source), data, source)
+
+
 def write_bundle(path: Path, graph: bytes, manifest: Manifest) -> Bundle:
     """Write graph and manifest atomically as one file and return the bundle.
 

@@ -18,6 +18,7 @@ from qualms.bundle.sessions import failure, is_out_of_memory, open_session
 from qualms.errors import BundleError, ExtraMissingError
 
 INPUT = "image"
+CUDA = "CUDAExecutionProvider"
 GOLDEN_TOLERANCE = 1e-4
 """Relative tolerance: above float32 rounding, far below the error of a wrong kernel."""
 
@@ -57,19 +58,22 @@ def onnxruntime() -> ModuleType:
 
 
 class GraphRunner:
-    """A graph loaded on the CPU, called with uint8 images (N, H, W, C)."""
+    """A graph loaded on the CPU or, with `cuda`, on a GPU, called with uint8 images (N, H, W, C)."""
 
-    def __init__(self, graph: bytes, threads: int = 0, max_memory: int | None = None) -> None:
+    def __init__(self, graph: bytes, threads: int = 0, max_memory: int | None = None, *, cuda: bool = False) -> None:
         """`max_memory`: bytes that all tensors of a run may take; None for no limit."""
         ort = onnxruntime()
         self._max_memory = max_memory
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
+        providers: list[Any] = [_cuda(ort, options)] if cuda else ["CPUExecutionProvider"]
         try:
-            self.session = open_session(ort, graph, options, ["CPUExecutionProvider"], max_memory=max_memory)
+            self.session = open_session(ort, graph, options, providers, max_memory=max_memory)
         except Exception as error:
             raise BundleError(f"ONNX Runtime cannot load the graph: {failure(error, max_memory)}.") from None
+        if cuda and self.session.get_providers()[0] != CUDA:
+            raise BundleError("CUDA does not work on this machine: ONNX Runtime fell back to the CPU.")
         self.outputs = [output.name for output in self.session.get_outputs()]
         if INPUT not in {node.name for node in self.session.get_inputs()}:
             raise BundleError(f"The graph has no input named {INPUT}.")
@@ -103,6 +107,14 @@ class GraphRunner:
                 f"The graph cannot be run on {len(images)} images: {failure(error, self._max_memory)}."
             ) from error
         return values
+
+
+def _cuda(ort: Any, options: Any) -> tuple[str, dict[str, str]]:
+    """The provider of CUDA with the precision that the calibration has; no node may run on the CPU."""
+    if hasattr(ort, "preload_dlls"):
+        ort.preload_dlls()  # loads CUDA and cuDNN libraries that are installed as Python packages
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    return CUDA, {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
 
 
 def required_outputs(manifest: Manifest) -> list[str]:

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from qualms.cluster.options import Address, Cpus, Engine, Gpus
+
 
 def score(
     model: Annotated[str, typer.Argument(help="Path of a bundle or name of an embedded model.")],
@@ -13,8 +15,8 @@ def score(
         list[str],
         typer.Argument(
             metavar="PATH...",
-            help="Image files, folders, globs in quotes, lists of paths (.txt, .lst, or - for standard input) and archives "
-            "(.zip, .tar, .tar.gz, .tar.bz2, .tar.xz).",
+            help="Image files, folders, globs in quotes, lists of paths (.txt, .lst, or - for standard input), archives "
+            "(.zip, .tar, .tar.gz, .tar.bz2, .tar.xz) and URIs of files and folders (s3://, gs://, file://).",
         ),
     ],
     out: Annotated[Path, typer.Option(help="Output file: .csv, .jsonl, .ndjson or .parquet.")],
@@ -24,10 +26,10 @@ def score(
     processes: Annotated[
         int | None,
         typer.Option(
-            help="Scoring processes, each with a model of its own on one core; the output does not depend on it.",
+            help="Scoring processes, each with a model of its own; the output does not depend on it.",
             min=1,
-            max=1024,
-            show_default="one per core",
+            max=100_000,
+            show_default="one per core, or as many as fit into the cluster",
         ),
     ] = None,
     alpha: Annotated[bool, typer.Option("--alpha", help="Add all entries of α to each row.")] = False,
@@ -48,28 +50,46 @@ def score(
     html: Annotated[
         Path | None, typer.Option(help="Also write a page with the summary and the most uncertain images.")
     ] = None,
+    engine: Engine = "local",
+    address: Address = None,
+    cpus_per_model: Cpus = 1,
+    gpus_per_model: Gpus = 0,
 ) -> None:
     """Score the images in folders, lists and archives; one row each in FILE. Exit code 1 if a file could not be read."""
+    from functools import partial
+
     from qualms.bundle.embedded import resolve_model
     from qualms.bundle.file import open_bundle
+    from qualms.cluster.options import cluster_options
     from qualms.decisions.operating_point import OperatingPoint
     from qualms.inference.cpu import available_cores
     from qualms.score.run import score as run
     from qualms.score.scorer import ScoreOptions
 
+    cluster = cluster_options(engine, address, cpus_per_model, gpus_per_model)
     point = OperatingPoint(score, target_fpr, guarantee, target_risk, coverage)
     console = Console(stderr=True)
-    outcome = run(
-        open_bundle(resolve_model(model)),
+    bundle = open_bundle(resolve_model(model))
+    start = partial(
+        run,
+        bundle,
         paths,
         out,
-        ScoreOptions(point, alpha),
         target_fdr=target_fdr,
         html=html,
         overwrite=overwrite,
-        processes=processes or available_cores(),
         console=console,
     )
+    if cluster is None:
+        outcome = start(ScoreOptions(point, alpha), processes=processes or available_cores())
+    else:
+        from qualms.cluster.connection import connected
+        from qualms.score.ray_executor import RayExecutor
+
+        with connected(cluster.address):  # before anything is written
+            executor = partial(RayExecutor, digest=bundle.digest, cluster=cluster)
+            options = ScoreOptions(point, alpha, cluster.threads, cuda=cluster.gpus > 0)
+            outcome = start(options, processes=processes or 0, executor=executor)
     Console().print(outcome.summary.as_table())
     if outcome.others:
         console.print(

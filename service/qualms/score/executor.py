@@ -1,7 +1,8 @@
 """Execution of chunks: an executor maps chunks to parts, in their order. All else of a run does not depend on it.
 
 `LocalExecutor` uses processes of this machine, each with a model of its own that runs on one core. Each process has its own pipe,
-and ends when the pipe is closed, so that none is left behind if this process is killed.
+and ends when the pipe is closed, so that none is left behind if this process is killed. `qualms.score.ray_executor` uses the nodes
+of a Ray cluster.
 """
 
 import multiprocessing
@@ -15,8 +16,9 @@ from types import TracebackType
 from typing import Protocol
 
 from qualms.errors import QualmsError
+from qualms.score.chunks import Chunk
 from qualms.score.items import ScoreError
-from qualms.score.scorer import Chunk, ScoreOptions, open_scorer
+from qualms.score.scorer import ScoreOptions, open_scorer
 
 _AHEAD = 4
 """chunks for each process that may be finished before their turn"""
@@ -33,7 +35,10 @@ class Executor(Protocol):
     ) -> None: ...
 
     def map(self, chunks: Iterable[Chunk]) -> Iterator[bytes]:
-        """The parts as JSON lines (`Part.to_json`), in the order of the chunks; chunks are taken as they are needed."""
+        """The parts as JSON lines (`Part.to_json`), in the order of the chunks; chunks are taken as they are needed.
+
+        An executor may pickle `chunks` and iterate over it in another process of this machine.
+        """
 
 
 class LocalExecutor:

@@ -5,6 +5,8 @@ import json
 import os
 import stat
 import zlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import orjson
@@ -29,8 +31,8 @@ class Item(NamedTuple):
     """the path of the row; members of archives have the path of the archive before theirs"""
     source: str
     """the path of the file or of its archive"""
-    kind: Literal["file", "range", "zip", "stream", "error"]
-    """a file; bytes of an archive as they are; a member of a zip; a member of a compressed tar; nothing that can be read"""
+    kind: Literal["file", "range", "zip", "stream", "cloud", "error"]
+    """a file; bytes of an archive as they are; a member of a zip; a member of a compressed tar; a URI; nothing that can be read"""
     size: int = 0
     """bytes of the image file"""
     stamp: int = 0
@@ -68,6 +70,12 @@ class Item(NamedTuple):
         return self.name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
+def read_list(path: Path) -> Iterator[Item]:
+    """The items of a list, one per line."""
+    with path.open("rb") as lines:
+        yield from map(Item.from_json, lines)
+
+
 def error_item(name: str, error: str) -> Item:
     """A row with only an error."""
     return Item(name, name, "error", error=error)
@@ -86,6 +94,10 @@ def read_item(item: Item) -> bytes:
     """The bytes of an image file; ImageError if they cannot be read. Not for members of compressed tar files."""
     if item.kind == "error":
         raise ImageError(item.error)
+    if item.kind == "cloud":
+        from qualms.score.cloud_files import read_cloud_file  # noqa: PLC0415  # an extra
+
+        return read_cloud_file(item.source)
     try:
         # Without O_NONBLOCK, opening a named pipe would wait for a writer.
         descriptor = os.open(item.source, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from qualms.score.archives import is_archive, members
+from qualms.score.cloud_files import cloud_items, is_uri
 from qualms.score.items import Item, ScoreError, error_item, file_item
 
 IMAGE_ENDINGS = (*(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp"),)
@@ -35,6 +36,8 @@ class Listing:
         for argument in self._arguments:
             if argument == STANDARD_INPUT:
                 yield from self._listed(sys.stdin.buffer)
+            elif is_uri(argument):
+                yield from self._path(argument)
             elif argument.lower().endswith(LIST_ENDINGS) and not os.path.isdir(argument):  # noqa: PTH112
                 try:
                     with Path(argument).open("rb") as lines:
@@ -59,7 +62,11 @@ class Listing:
 
     def _path(self, path: str) -> Iterator[Item]:
         """A file whatever its ending, or all images of a folder or an archive."""
-        if os.path.isdir(path):  # noqa: PTH112
+        if is_uri(path):
+            if is_archive(path):
+                raise ScoreError(f"{path} is an archive; archives are read from local paths only.")
+            yield from cloud_items(path, self._is_image, self._sorted)
+        elif os.path.isdir(path):  # noqa: PTH112
             yield from self._folder(path)
         elif is_archive(path):
             yield from members(path, self._is_image)

@@ -1,7 +1,6 @@
 """One run of `qualms score`, top to bottom: list, score, write, summarise."""
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -12,10 +11,10 @@ from pathlib import Path
 from rich.console import Console
 
 from qualms.bundle.file import Bundle
-from qualms.errors import ImageError, first_line
+from qualms.errors import ImageError, QualmsError
 from qualms.files import atomic_path
 from qualms.model import Model
-from qualms.score.archives import ArchiveError, TarStream, open_stream
+from qualms.score.chunks import Chunks, StreamMembers, chunk_rows, split
 from qualms.score.executor import Executor, LocalExecutor
 from qualms.score.items import Item, ScoreError, read_item
 from qualms.score.listing import Listing
@@ -24,7 +23,7 @@ from qualms.score.progress import progress
 from qualms.score.report.false_discovery import Rejections, check_target, choose_from_counts
 from qualms.score.report.summary import Summary, SummaryResult
 from qualms.score.rows import ERROR, FLAG_FDR, P_VALUE, Column, result_columns
-from qualms.score.scorer import Chunk, ScoreOptions, chunk_rows, split
+from qualms.score.scorer import ScoreOptions
 from qualms.score.state import Identity, State, full_disk
 
 
@@ -71,70 +70,31 @@ def score(
     with full_disk(output.parent), closing(state):
         state.open()
         listing = Listing(inputs, state.folder)
-        digest, total = state.write_list(listing)
-        if total == 0:
-            state.close()
-            state.remove()
-            raise ScoreError(_nothing(inputs, listing.others))
+        try:
+            digest, total = state.write_list(listing)
+            if total == 0:
+                raise ScoreError(_nothing(inputs, listing.others))
+        except QualmsError:
+            state.abandon()
+            raise
         saved_options = {**asdict(options.point), "alpha": options.alpha, "target_fdr": target_fdr, "format": kind}
+        # Left out at their defaults, so that both engines continue each other's runs.
+        saved_options |= {"threads": options.threads} if options.threads > 1 else {}
+        saved_options |= {"cuda": True} if options.cuda else {}
         parts = state.begin(Identity(bundle.digest, saved_options, digest), restart=overwrite)
         rows = chunk_rows(bundle.manifest.input)
         resumed = sum(len(items) for items in islice(split(state.items(), rows), parts))
         if resumed:
             console.print(f"continuing after {resumed:,} of {total:,} files", highlight=False)
         if resumed < total:
-            chunks = _chunks(state.items(), rows, skip=parts)
+            sizes = map(len, islice(split(state.items(), rows), parts, None))
+            chunks = Chunks(state.list.absolute(), rows, skip=parts)
             with executor(fspath(bundle.path), options, processes) as pool, progress(total, resumed, console) as report:
-                _score(state, pool, chunks, resumed, report)
+                done = resumed
+                for _, size in zip(state.append(pool.map(chunks)), sizes, strict=True):
+                    done += size
+                    report(done)
         return _write(state, bundle, options, output, kind, target_fdr, html, (resumed, listing.others))
-
-
-def _score(state: State, pool: Executor, chunks: Iterator[Chunk], done: int, report: Callable[[int], None]) -> None:
-    sizes: deque[int] = deque()
-
-    def counted() -> Iterator[Chunk]:
-        for chunk in chunks:
-            sizes.append(len(chunk.items))
-            yield chunk
-
-    for _ in state.append(pool.map(counted())):
-        done += sizes.popleft()
-        report(done)
-
-
-def _chunks(items: Iterable[Item], rows: int, skip: int) -> Iterator[Chunk]:
-    """The chunks from number `skip` on, with the bytes of members of compressed tar files."""
-    with closing(_StreamMembers()) as streams:
-        for number, chunk in enumerate(split(items, rows)):
-            if number >= skip:
-                yield Chunk(number, chunk, [streams.read(item) if item.kind == "stream" else None for item in chunk])
-
-
-class _StreamMembers:
-    """Reads members of compressed tar files in their order, so that each archive is decompressed once."""
-
-    def __init__(self) -> None:
-        self._stream: TarStream | None = None
-        self._source = ""
-
-    def read(self, item: Item) -> bytes | ImageError:
-        """The bytes of a member, or why they cannot be read."""
-        try:
-            if self._stream is None or self._source != item.source or self._stream.tell() > item.offset:
-                self.close()
-                self._stream, self._source = open_stream(item.source), item.source
-            self._stream.seek(item.offset)
-            data = self._stream.read(item.size)
-        except (ArchiveError, OSError) as error:
-            return ImageError(f"The archive cannot be read: {first_line(error)}.")
-        except Exception as error:  # the decompressors raise many kinds of errors on hostile bytes
-            return ImageError(f"The archive is damaged: {first_line(error)}.")
-        return data if len(data) == item.size else ImageError("The archive is damaged: it ends early.")
-
-    def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-        self._stream = None
 
 
 def _write(
@@ -197,7 +157,7 @@ def _load(item: Item) -> bytes:
     try:
         if item.kind != "stream":
             return read_item(item)
-        with closing(_StreamMembers()) as stream:
+        with closing(StreamMembers()) as stream:
             data = stream.read(item)
     except ImageError as error:
         raise OSError(str(error)) from error

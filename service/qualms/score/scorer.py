@@ -6,18 +6,16 @@ file takes too much time or memory, or crashes the decoder.
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qualms.bundle.runtime import BATCH_VALUES, MAX_BATCH
 from qualms.decisions.operating_point import DEFAULT_OPERATING_POINT, OperatingPoint
 from qualms.errors import ImageError
 from qualms.images.estimates import estimate
-from qualms.images.input_spec import InputSpec
 from qualms.images.observed import observe
 from qualms.images.pillow_decoder import MAX_PIXELS, MAX_SIDE
 from qualms.images.plain_files import read_plain
@@ -25,13 +23,10 @@ from qualms.images.preprocess import preprocess_plain, preprocess_with_pillow
 from qualms.images.worker_pool import DeadlinePassed, WorkerPool
 from qualms.model import Model, open_model
 from qualms.replies import AlphaDetail
+from qualms.score.chunks import Chunk
 from qualms.score.items import Item, read_item
 from qualms.score.rows import ERROR, PATH, TERMS_FIELD, Part, result_columns
 
-CHUNK_BATCHES, MIN_CHUNK, MAX_CHUNK = 4, 64, 128
-"""batches of a chunk, within bounds on its number of files"""
-CHUNK_BYTES = 32 * 2**20
-"""bytes of members of compressed tar files in a chunk, because these are sent with it"""
 _DECODE_SECONDS = 600.0
 """time that one file may take, if the machine does other work"""
 
@@ -42,36 +37,10 @@ class ScoreOptions:
 
     point: OperatingPoint = DEFAULT_OPERATING_POINT
     alpha: bool = False
-
-
-class Chunk(NamedTuple):
-    """Consecutive items that become one part."""
-
-    number: int
-    items: list[Item]
-    data: list[bytes | ImageError | None]
-    """the bytes of members of compressed tar files, which can be read only in their order; None for all other items"""
-
-
-def chunk_rows(spec: InputSpec) -> int:
-    """Number of items in a chunk. It does not depend on the machine, so that all runs have the same batches."""
-    batch = min(MAX_BATCH, BATCH_VALUES // max(1, int(np.prod(spec.shape))))
-    return max(MIN_CHUNK, min(MAX_CHUNK, CHUNK_BATCHES * batch))
-
-
-def split(items: Iterable[Item], rows: int) -> Iterator[list[Item]]:
-    """The items of each chunk: `rows` items, or fewer if they are sent with their bytes and these are many."""
-    chunk: list[Item] = []
-    size = 0
-    for item in items:
-        sent = item.size if item.kind == "stream" else 0
-        if chunk and (len(chunk) >= rows or size + sent > CHUNK_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(item)
-        size += sent
-    if chunk:
-        yield chunk
+    threads: int = 1
+    """of each model; sums may be rounded otherwise with another number"""
+    cuda: bool = False
+    """run on GPUs"""
 
 
 class Scorer:
@@ -180,5 +149,5 @@ def _spread(column: list[Any], errors: Sequence[str | None]) -> list[Any]:
 
 
 def open_scorer(path: str, options: ScoreOptions) -> Scorer:
-    """A scorer that uses one thread, with the bundle at this path: for the processes of an executor."""
-    return Scorer(open_model(path, threads=1), options)
+    """A scorer with the bundle at this path: for the processes of an executor."""
+    return Scorer(open_model(path, threads=options.threads), options)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from qualms.files import write_bytes
-from qualms.score.items import Item, ScoreError
+from qualms.score.items import Item, ScoreError, read_list
 from qualms.score.rows import Part
 
 VERSION = 1
@@ -75,6 +75,11 @@ class State:
         self.folder = output.parent / f".{output.name}.qualms"
         self._lock: IO[bytes] | None = None
 
+    @property
+    def list(self) -> Path:
+        """The file of the list."""
+        return self.folder / _LIST
+
     def open(self) -> None:
         """Make the folder; ScoreError if another run uses it."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +101,12 @@ class State:
     def remove(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def abandon(self) -> None:
+        """Remove the folder unless it holds an unfinished run."""
+        self.close()
+        if not (self.folder / _RUN).exists():
+            self.remove()
 
     def write_list(self, items: Iterable[Item]) -> tuple[str, int]:
         """Write the list to a temporary file; returns its digest and the number of items."""
@@ -133,8 +144,7 @@ class State:
 
     def items(self) -> Iterator[Item]:
         """The list."""
-        with (self.folder / _LIST).open("rb") as lines:
-            yield from map(Item.from_json, lines)
+        return read_list(self.list)
 
     def parts(self) -> Iterator[Part]:
         """The parts that are scored."""

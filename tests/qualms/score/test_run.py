@@ -18,10 +18,11 @@ from qualms.bundle.file import Bundle
 from qualms.decisions.operating_point import OperatingPoint
 from qualms.errors import ExtraMissingError, OperatingPointError
 from qualms.model import Model
+from qualms.score.chunks import Chunk
 from qualms.score.executor import LocalExecutor
 from qualms.score.items import ScoreError
 from qualms.score.run import Outcome, score
-from qualms.score.scorer import Chunk, ScoreOptions, open_scorer
+from qualms.score.scorer import ScoreOptions, open_scorer
 
 
 class InProcess:

@@ -52,6 +52,16 @@ class LazyImages:
         self._ahead = dict[int, Future[NDArray[np.uint8]]]()
         self._seen = np.zeros(len(indices), bool)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs; images that are decoded already, and the report of progress, stay here."""
+        own = {"_lock", "_ahead", "_seen", "_progress"}
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock, self._ahead, self._progress = Lock(), {}, None
+        self._seen = np.zeros(len(self._indices), bool)
+
     def __len__(self) -> int:
         return len(self._indices)
 

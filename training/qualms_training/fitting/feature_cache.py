@@ -11,11 +11,11 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -59,6 +59,10 @@ class Features:
         return [torch.from_numpy(np.asarray(tap[indices], dtype=np.float32)).to(device) for tap in self.taps]
 
 
+RunBatches: TypeAlias = Callable[[Extractor, Pixels, int, torch.device], Iterator[tuple[Tensor, list[Tensor]]]]
+"""(extractor, images, images in a batch, device) to the logits and taps of each batch, in order"""
+
+
 def cache_key(extractor: Extractor, images: Pixels) -> str:
     """Digest of the base's weights, pixels, normalisation, taps, reduction and the format of the cache."""
     pixels = images.digest() if isinstance(images, LazyImages) else _digest(images)
@@ -86,12 +90,13 @@ def cached_features(
     batch: int | None = None,
     progress: Callable[[int], None] | None = None,
     before_filling: Callable[[], None] | None = None,
+    run: RunBatches | None = None,
 ) -> Features:
     """Features of images (N, H, W, C), read from the cache at `root`, or computed and added to it.
 
     `before_filling` is called before the base runs over all images; an exception that it raises prevents this.
     `progress` is called with the size of each batch, which is `batch_size(images)` unless it is given. Images are read by
-    slices, one batch at a time.
+    slices, one batch at a time. `run` runs the base over the batches, by default on this machine.
     """
     batch = batch or batch_size(images)
     key = cache_key(extractor, images)
@@ -104,7 +109,8 @@ def cached_features(
             folder = _entry(key, extractor, images, root, device)  # another run may have filled it in the meantime
             if not _is_complete(folder):
                 frozen = extractor.to(device).eval()
-                _fill(folder, len(images), lambda path: _write_arrays(frozen, images, path, device, batch, progress))
+                batches = (run or run_locally)(frozen, images, batch, device)
+                _fill(folder, len(images), lambda path: _write_arrays(frozen, batches, len(images), path, progress))
     return _open(folder)
 
 
@@ -149,26 +155,34 @@ def _fill(folder: Path, count: int, write_arrays: Callable[[Path], list[str]]) -
 
 
 @torch.inference_mode()
+def run_locally(
+    extractor: Extractor, images: Images, batch: int, device: torch.device
+) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    """Logits (N, K) and taps (N, D_j) of each batch of images, computed on this machine."""
+    for start in range(0, len(images), batch):
+        yield extractor(torch.from_numpy(images[start : start + batch]).to(device))
+
+
+@torch.inference_mode()
 def _write_arrays(
     extractor: Extractor,
-    images: Images,
+    batches: Iterator[tuple[Tensor, list[Tensor]]],
+    count: int,
     folder: Path,
-    device: torch.device,
-    batch: int,
     progress: Callable[[int], None] | None,
 ) -> list[str]:
-    """Run the base over all images and write .npy files; returns the file names of the taps."""
+    """Write the batches of `count` images as .npy files; returns the file names of the taps."""
     names = [f"tap{index}.npy" for index in range(len(extractor.tapped.names))]
     paths = [folder / name for name in names]
     files: list[Any] = []
-    for start in range(0, len(images), batch):
-        part = slice(start, start + batch)
-        logits, taps = extractor(torch.from_numpy(images[part]).to(device))
+    start = 0
+    for logits, taps in batches:
+        part = slice(start, start + len(logits))
         if not torch.isfinite(logits).all():
             raise ModelError("The base returns logits that are not finite; check its weights and the normalisation.")
         if not start:
-            logits_file = _create(folder / "logits.npy", (len(images), logits.shape[1]), np.float32)
-            files = [_create_for(path, len(images), tap) for path, tap in zip(paths, taps, strict=True)]
+            logits_file = _create(folder / "logits.npy", (count, logits.shape[1]), np.float32)
+            files = [_create_for(path, count, tap) for path, tap in zip(paths, taps, strict=True)]
         logits_file[part] = logits.float().cpu().numpy()
         for index, (name, tap) in enumerate(zip(extractor.tapped.names, taps, strict=True)):
             largest = _largest(name, tap)
@@ -176,6 +190,7 @@ def _write_arrays(
                 files[index] = _widened(paths[index], files[index])
             half = files[index].dtype == np.float16
             files[index][part] = (tap.half() if half else tap.float()).cpu().numpy()
+        start += len(logits)
         if progress:
             progress(len(logits))
     for file in [*files, logits_file]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qualms.cluster.options import Address, Cpus, Engine, Gpus, cluster_options
 from qualms_training.options import AllowChance, Cache, Device, Form, ShowAll
 
 if TYPE_CHECKING:
@@ -121,26 +122,34 @@ def fit(
     cache: Cache = None,
     device: Device = Device.auto,
     data_dir: DataDir = None,
+    engine: Engine = "local",
+    address: Address = None,
+    cpus_per_model: Cpus = 1,
+    gpus_per_model: Gpus = 0,
 ) -> None:
     """Put calibrated uncertainty on your own classifier: checks, features, meta-model, one calibrated ONNX file."""
+    from qualms.cluster.connection import connected_if
     from qualms_training.console import Display
     from qualms_training.own_model.planning import plan_recipe, save_recipe
     from qualms_training.run import pick_device, train_recipe
 
+    cluster = cluster_options(engine, address, cpus_per_model, gpus_per_model)
     display, options = Display(), _options(locals())
-    recipe = plan_recipe(options, data_dir, display)
-    train_recipe(
-        recipe,
-        out=out,
-        cache=cache or out / "cache",
-        data_dir=data_dir,
-        seeds=[seed],
-        device=pick_device(device.value),
-        allow_chance=allow_chance,
-        show_all=show_all,
-        display=display,
-    )
-    save_recipe(recipe, out / "recipe.toml")
+    with connected_if(cluster):
+        recipe = plan_recipe(options, data_dir, display)
+        train_recipe(
+            recipe,
+            out=out,
+            cache=cache or out / "cache",
+            data_dir=data_dir,
+            seeds=[seed],
+            device=pick_device(device.value),
+            allow_chance=allow_chance,
+            show_all=show_all,
+            display=display,
+            cluster=cluster,
+        )
+        save_recipe(recipe, out / "recipe.toml")
     display.note(f"Serve it: qualms serve {out / f'seed-{seed}' / 'model.onnx'}")
 
 

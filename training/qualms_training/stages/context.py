@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
+from qualms.cluster.connection import ClusterOptions
 from qualms_training.console import Display
 from qualms_training.data import DataSource
 from qualms_training.data.prepare import PreparedData, prepare
@@ -43,6 +44,8 @@ class RunContext:
     """go on if the accuracy of a base with given weights is near chance"""
     given_base: nn.Module | None = None
     """a model that is a Python object, in place of the one that the recipe names"""
+    cluster: ClusterOptions | None = None
+    """the Ray cluster that runs the frozen base; None for this machine"""
     _objects: dict[str, Any] = field(default_factory=dict)
 
     @cached_property

@@ -9,6 +9,7 @@ from torch import Tensor
 from qualms_training.data.lazy_images import Pixels
 from qualms_training.data.noise import apply_noise
 from qualms_training.fitting.feature_cache import Features, cached_features
+from qualms_training.fitting.ray_features import RayBatches
 from qualms_training.meta.extractor import Extractor, build_reduce
 from qualms_training.meta.taps import Tapped, choose_taps
 from qualms_training.stages import base
@@ -73,6 +74,7 @@ def _cached(context: RunContext, title: str, images: Callable[[], Pixels]) -> Fe
                 context.device,
                 progress=advance,
                 before_filling=lambda: context.check_may_run("features"),
+                run=None if context.cluster is None else RayBatches(context.cluster),
             )
 
     return context.get_or_make(f"features of {title}", make)

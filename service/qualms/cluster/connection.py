@@ -1,0 +1,142 @@
+"""The connection to a Ray cluster: RAY_ADDRESS or an address, an error within a minute if there is none, and no telemetry."""
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from threading import Thread
+from typing import Any
+
+from qualms.errors import ExtraMissingError, QualmsError, first_line
+
+ADDRESS = "RAY_ADDRESS"
+"""the environment variable of Ray that names the cluster; jobs of `ray job submit` have it"""
+_TCP_SECONDS, _CONNECT_SECONDS = 10.0, 60.0
+_WHERE = "start one with `ray start --head`, or name its address, HOST:PORT, by --address or RAY_ADDRESS"
+
+
+class ClusterError(QualmsError):
+    """The cluster cannot be reached, or work on it failed."""
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Which cluster, and what one model uses of it."""
+
+    address: str | None = None
+    """HOST:PORT, `auto` for the cluster of this machine, `local` to start one; None for RAY_ADDRESS, or `local` without it"""
+    cpus: float = 1
+    """cores that are reserved for a model; it runs with as many threads"""
+    gpus: float = 0
+    """GPUs, or the share of one"""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a model."""
+        return max(1, int(self.cpus))
+
+
+@contextmanager
+def connected(address: str | None = None) -> Iterator[Any]:
+    """The module `ray`, connected to a cluster until the end of the block; ClusterError if it cannot be reached.
+
+    Without an address and RAY_ADDRESS, a cluster of this machine alone is started, and ended with the block. A connection that
+    exists already is used and kept.
+    """
+    if find_spec("ray") is None:
+        raise ExtraMissingError("--engine ray needs Ray: run pip install 'qualms[ray]'.")
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        yield sys.modules["ray"]
+        return
+    address = address or os.environ.get(ADDRESS) or "local"
+    _check(address)  # before the import, which takes seconds
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray  # noqa: PLC0415  # an extra
+    import ray.data  # noqa: PLC0415
+
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    try:
+        _init(ray, address)
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def connected_if(options: ClusterOptions | None) -> Iterator[None]:
+    """Connected to a cluster until the end of the block, if there is one; for commands, before they write anything."""
+    if options is None:
+        yield
+    else:
+        with connected(options.address):
+            yield
+
+
+def _init(ray: Any, address: str) -> None:
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+    if address == "local":
+        ray.init(address="local", include_dashboard=False, **options)
+        return
+    errors: list[Exception] = []
+
+    def connect() -> None:
+        try:
+            ray.init(address=address, **options)
+        except Exception as error:  # Ray has no common class of errors
+            errors.append(error)
+
+    # In a thread, because Ray tries again for minutes if something else listens at the address.
+    thread = Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(_CONNECT_SECONDS)
+    if thread.is_alive():
+        raise ClusterError(
+            f"There is no Ray cluster at {address} that answers within {_CONNECT_SECONDS:g} s; {_WHERE}."
+        )
+    if errors:
+        raise ClusterError(f"The Ray cluster at {address} cannot be used: {first_line(errors[0])}.") from errors[0]
+
+
+def _check(address: str) -> None:
+    """ClusterError unless something listens at the address."""
+    if address.startswith("ray://"):
+        raise ClusterError(
+            f"The address {address} is of Ray Client, which is not accepted: run the command on a node of the cluster, or submit "
+            "it with `ray job submit`."
+        )
+    if address in ("local", "auto"):
+        return
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or not host:
+        raise ClusterError(f"The address of the Ray cluster is {address!r}; accepted are HOST:PORT, auto and local.")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_TCP_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise ClusterError(f"There is no Ray cluster at {address} ({reason}); {_WHERE}.") from None
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of Python and of packages, which must be the same on all nodes for results to be the same."""
+    installed = {}
+    for package in packages:
+        try:
+            installed[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            installed[package] = "none"
+    return {"Python": f"{sys.version_info.major}.{sys.version_info.minor}", **installed}
+
+
+def check_versions(expected: dict[str, str]) -> None:
+    """ClusterError if this node has other versions than the one that started the work."""
+    present = versions(*(name for name in expected if name != "Python"))
+    for name, version in expected.items():
+        if present[name] != version:
+            raise ClusterError(
+                f"Node {socket.gethostname()} has {name} {present[name]}, and {version} is needed, as where the command runs."
+            )

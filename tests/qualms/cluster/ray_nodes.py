@@ -1,0 +1,75 @@
+"""A Ray cluster of several nodes on this machine, in a process of its own: `python -m tests.qualms.cluster.ray_nodes 2`.
+
+The head has no cores, so that all work is done by the other nodes, which have one each. The process prints the address, kills one
+node for each line "kill" that it reads, and ends the cluster at the end of its input.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+STORE = 100 * 2**20
+ROOT = Path(__file__).parents[3]
+
+
+class Nodes:
+    """A cluster that runs in another process."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        self.address = self._line()
+
+    def kill(self) -> None:
+        """Kill one node with all its processes."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("kill\n")
+        self._process.stdin.flush()
+        assert self._line() == "killed"
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        assert line, "the cluster did not start"
+        return line
+
+
+@contextmanager
+def nodes(number: int) -> Iterator[Nodes]:
+    """A cluster with so many nodes of one core."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.qualms.cluster.ray_nodes", str(number)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+    )
+    with process:
+        try:
+            yield Nodes(process)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def main() -> None:
+    """Serve the commands."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    workers = [cluster.add_node(num_cpus=1, object_store_memory=STORE) for _ in range(int(sys.argv[1]))]
+    print(cluster.address, flush=True)
+    for line in sys.stdin:
+        if line.strip() == "kill":
+            cluster.remove_node(workers.pop(), allow_graceful=False)
+            print("killed", flush=True)
+    cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    main()

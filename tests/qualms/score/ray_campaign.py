@@ -1,0 +1,130 @@
+"""Compare `qualms score --engine ray` with the local engine on real clusters of this machine, and print a table.
+
+    python -m tests.qualms.score.ray_campaign --images 50000
+    python -m qualms_training.bench.large_bundles --out models
+    python -m tests.qualms.score.ray_campaign --images 50000 --slow models/resnet-50.onnx --slow-images 512
+
+The first command compares the outputs of two and four nodes with the local one row by row, also if a node is killed in the middle,
+and the speed of one node with that of one local process. With a model of at least 40 ms, the last one also compares two nodes with
+one. Times are differences between runs on all and on a quarter of the images, which cancels the time to start; the engines are
+run in turn.
+"""
+
+import argparse
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+
+from PIL import Image
+from tests.qualms.cluster.ray_nodes import ROOT, Nodes, nodes
+
+from qualms.demo.digits import draw_many
+
+
+def write_archive(path: Path, count: int) -> None:
+    """Drawn digits as PNG files in a tar file."""
+    with tarfile.open(path, "w") as archive:
+        for number, (_, pixels) in enumerate(draw_many(count, seed=0)):
+            file = io.BytesIO()
+            Image.fromarray(pixels).save(file, "PNG")
+            entry = tarfile.TarInfo(f"{number:06}.png")
+            entry.size = file.tell()
+            file.seek(0)
+            archive.addfile(entry, file)
+
+
+def command(model: str, archive: Path, out: Path, address: str | None) -> list[str]:
+    """`qualms score` on a cluster, or with one local process."""
+    where = ["--processes", "1"] if address is None else ["--engine", "ray", "--address", address]
+    return [sys.executable, "-m", "qualms", "score", model, str(archive), "--out", str(out), "--overwrite", *where]
+
+
+def seconds(model: str, archive: Path, out: Path, address: str | None) -> float:
+    """How long a run takes, with its start."""
+    started = time.monotonic()
+    subprocess.run(command(model, archive, out, address), check=True, capture_output=True, cwd=ROOT)
+    return time.monotonic() - started
+
+
+def compare(name: str, out: Path, expected: Path) -> None:
+    """Print whether all rows are there, once and equal."""
+    rows, others = out.read_bytes().splitlines(), expected.read_bytes().splitlines()
+    paths = [row.partition(b",")[0] for row in rows]
+    twice, lost = len(paths) - len(set(paths)), len({row.partition(b",")[0] for row in others} - set(paths))
+    print(
+        f"{name}: {len(rows) - 1:,} rows, {twice} twice, {lost} lost, equal to the local run: {rows == others}",
+        flush=True,
+    )
+
+
+def killed(model: str, archive: Path, out: Path, cluster: Nodes) -> None:
+    """A run in which a node is killed when a quarter of the output is there."""
+    parts = out.parent / f".{out.name}.qualms" / "parts.jsonl"
+    run = subprocess.Popen(command(model, archive, out, cluster.address), cwd=ROOT, stdout=subprocess.DEVNULL)
+    while run.poll() is None and not (parts.exists() and parts.read_bytes().count(b"\n") >= 100):
+        time.sleep(0.05)
+    print(f"killing a node: the run {'goes on' if run.poll() is None else 'has ended already'}", flush=True)
+    cluster.kill()
+    run.wait()
+
+
+def rate(model: str, archives: tuple[Path, Path], count: int, out: Path, address: str | None) -> float:
+    """Images per second, from the difference between two runs."""
+    small, large = (seconds(model, archive, out, address) for archive in archives)
+    return count * 3 / 4 / (large - small)
+
+
+def rates(model: str, folder: Path, count: int, rounds: int, engines: dict[str, str | None]) -> None:
+    """Print the rate of each engine in each round, and ratios to the first."""
+    archives = folder / f"quarter-{count}.tar", folder / f"all-{count}.tar"
+    write_archive(archives[0], count // 4)
+    write_archive(archives[1], count)
+    for number in range(rounds):
+        measured = {
+            name: rate(model, archives, count, folder / "rate.csv", address) for name, address in engines.items()
+        }
+        first = next(iter(measured.values()))
+        texts = [f"{name} {value:,.1f}/s ({value / first:.2f})" for name, value in measured.items()]
+        print(f"{Path(model).stem}, round {number + 1}: {', '.join(texts)}", flush=True)
+
+
+def main() -> None:
+    """Run everything that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="mnist")
+    parser.add_argument("--images", type=int, default=50_000)
+    parser.add_argument("--nodes", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--rounds", type=int, default=3, help="of the comparison of speed")
+    parser.add_argument("--slow", help="bundle of a model of at least 40 ms")
+    parser.add_argument("--slow-images", type=int, default=512)
+    given = parser.parse_args()
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        archive = folder / "digits.tar"
+        write_archive(archive, given.images)
+        local = folder / "local.csv"
+        seconds(given.model, archive, local, None)
+        for number in given.nodes:
+            with nodes(number) as cluster:
+                out = folder / "ray.csv"
+                seconds(given.model, archive, out, cluster.address)
+                compare(f"{number} nodes", out, local)
+                killed(given.model, archive, out, cluster)
+                compare(f"{number} nodes, one killed", out, local)
+        if not given.rounds:
+            return
+        with nodes(1) as one, nodes(2) as two:
+            rates(given.model, folder, given.images, given.rounds, {"local": None, "one node": one.address})
+            if given.slow:
+                engines: dict[str, str | None] = {"one node": one.address, "two nodes": two.address}
+                rates(given.slow, folder, given.slow_images, given.rounds, engines)
+
+
+if __name__ == "__main__":
+    main()

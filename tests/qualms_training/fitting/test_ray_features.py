@@ -1,0 +1,57 @@
+"""Features extracted on a real cluster of two nodes equal the local ones bit for bit, and so does the bundle fitted from them."""
+
+import json
+import pickle
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.qualms.cluster.ray_nodes import nodes
+
+from qualms.bundle.file import open_bundle
+from qualms_training.data.lazy_images import LazyImages
+
+LOCAL_AND_RAY = ("local", "ray")
+
+
+def read(index: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+    return np.full((2, 2, 1), index, np.uint8)
+
+
+def test_lazy_images_can_be_sent_to_another_process() -> None:
+    images = LazyImages(read, np.arange(5), (2, 2, 1), str, progress=lambda _: None)
+    assert images[:3].shape == (3, 2, 2, 1)
+    copy = pickle.loads(pickle.dumps(images))
+    assert np.array_equal(copy[1:4], images[1:4])
+    assert copy.shape == images.shape
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'qualms[ray]'")
+@pytest.mark.slow
+def test_features_and_bundle_from_two_nodes_equal_the_local_ones(tmp_path: Path) -> None:
+    program = "import torch; torch.set_num_threads(1); from qualms.entry import main; main()"
+    with nodes(2) as cluster:
+        for engine in LOCAL_AND_RAY:
+            options = ["--engine", "ray", "--address", cluster.address] if engine == "ray" else []
+            arguments = ["train", "tiny", "--out", str(tmp_path / engine), "--device", "cpu", *options]
+            done = subprocess.run(
+                [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, timeout=600
+            )
+            assert done.returncode == 0, done.stderr
+    local, ray = (
+        {
+            f"{file.parent.name}/{file.name}": file.read_bytes()
+            for file in sorted((tmp_path / engine / "cache" / "features").rglob("*.npy"))
+        }
+        for engine in LOCAL_AND_RAY
+    )
+    assert len(local) > 3
+    assert ray == local
+    bundles = [open_bundle(tmp_path / engine / "seed-0" / "model.onnx") for engine in LOCAL_AND_RAY]
+    assert bundles[0].graph == bundles[1].graph
+    first, second = (json.loads(bundle.manifest.to_json()) for bundle in bundles)
+    differing = {key for key in first if first[key] != second[key]}
+    assert differing <= {"provenance"}  # has the time of the run
