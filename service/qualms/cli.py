@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
+from qualms.access.cli import app as keys
 from qualms.bench.cli import bench
 from qualms.demo.cli import app as demo
 from qualms.entry import reported_errors
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(demo)
+app.add_typer(keys)
 
 
 class _ServeCommand(TyperCommand):
