@@ -15,7 +15,7 @@ def test_loopback_needs_no_key(host: str) -> None:
     check_exposure(Settings(host=host))
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "unknown.invalid"])  # noqa: S104
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "unknown.invalid"])
 def test_other_addresses_need_keys_or_an_explicit_setting(host: str) -> None:
     with pytest.raises(SettingsError, match=r"QUALMS_KEYS_FILE, or QUALMS_ALLOW_ANONYMOUS=true") as error:
         check_exposure(Settings(host=host))
@@ -28,20 +28,20 @@ def test_other_addresses_need_keys_or_an_explicit_setting(host: str) -> None:
     [{"keys_file": "keys"}, {"allow_anonymous": True}, {"tls_cert": "c", "tls_key": "k", "tls_client_ca": "ca"}],
 )
 def test_keys_client_certificates_or_the_setting_are_enough(given: dict[str, Any]) -> None:
-    check_exposure(Settings(host="0.0.0.0", **given))  # noqa: S104
+    check_exposure(Settings(host="0.0.0.0", **given))
 
 
 def test_tls_alone_is_not_enough() -> None:
     with pytest.raises(SettingsError):
-        check_exposure(Settings(host="0.0.0.0", tls_cert="c", tls_key="k"))  # noqa: S104
+        check_exposure(Settings(host="0.0.0.0", tls_cert="c", tls_key="k"))
 
 
 @pytest.mark.parametrize(
     ("given", "level", "message"),
     [
-        ({"keys_file": "keys", "host": "0.0.0.0", "allow_anonymous": True}, "INFO", "requests need an API key"),  # noqa: S104
+        ({"keys_file": "keys", "host": "0.0.0.0", "allow_anonymous": True}, "INFO", "requests need an API key"),
         ({}, "INFO", "only this machine can reach the service"),
-        ({"host": "0.0.0.0", "allow_anonymous": True}, "WARNING", "anyone who can reach the service may use it"),  # noqa: S104
+        ({"host": "0.0.0.0", "allow_anonymous": True}, "WARNING", "anyone who can reach the service may use it"),
     ],
 )
 def test_the_log_says_which_applies(
