@@ -105,11 +105,13 @@ def server(
     *,
     wrapper: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
+    ready_url: str | None = None,
     ready_seconds: float = 60.0,
 ) -> Iterator[ServerProcess]:
     """Run `python -m ARGUMENTS(port)` on these cores; yield it when /readyz returns 200, and end it afterwards.
 
     `wrapper` is a command that runs the server, for example valgrind, and `variables` are added to its environment.
+    `ready_url` is where it is asked whether it is ready, by default at its own URL.
     """
     port = free_port()
     url = f"http://{HOST}:{port}"
@@ -120,7 +122,7 @@ def server(
         with pinned(cores):
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
         try:
-            _wait_until_ready(url, process, errors, ready_seconds)
+            _wait_until_ready(ready_url or url, process, errors, ready_seconds)
             yield ServerProcess(url, process.pid)
         finally:
             _stop(process)
