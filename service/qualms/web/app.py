@@ -38,7 +38,7 @@ from qualms.telemetry.metrics import ServiceMetrics
 from qualms.telemetry.score_log import ScoreLog
 from qualms.web.calibration import add_calibration
 from qualms.web.gate import REASONS as ACCESS_REASONS
-from qualms.web.gate import Gate
+from qualms.web.gate import Gate, scope_of
 from qualms.web.openapi import describe
 from qualms.web.page.routes import add_page
 from qualms.web.parameters import parse_request_id
@@ -109,7 +109,7 @@ def create_app(
     add_calibration(app, state)
     if settings.page:
         add_page(app)
-    describe(app)
+    describe(app, lambda path: scope_of(path) is not None)
     predict = PredictHandler(settings, state, metrics, pool, decoder)
 
     def close() -> None:

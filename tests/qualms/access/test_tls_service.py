@@ -69,9 +69,9 @@ def test_versions_ciphers_and_plain_http(start: Start, until: Until) -> None:
     address, management, certificate, _ = start()
     for version, accepted in (("-tls1", False), ("-tls1_1", False), ("-tls1_2", True), ("-tls1_3", True)):
         output = s_client(address, version, "-cipher", "ALL:@SECLEVEL=0")
-        cipher = re.search(r"Cipher\s*(?:is|:) (\S+)", output)
-        assert cipher, output
-        assert (cipher[1] not in ("(NONE)", "0000")) == accepted, (version, output)
+        match = re.search(r"Cipher\s*(?:is|:) (\S+)", output)
+        assert match, output
+        assert (match[1] not in ("(NONE)", "0000")) == accepted, (version, output)
     for cipher, accepted in (
         ("ECDHE-ECDSA-AES128-GCM-SHA256", True),
         ("ECDHE-ECDSA-CHACHA20-POLY1305", True),
