@@ -21,6 +21,11 @@ from qualms.bench.process_tree import resident
 from qualms.errors import QualmsError
 
 HOST = "127.0.0.1"
+_NOT_INHERITED = tuple(
+    f"QUALMS_{name}"
+    for name in ("KEYS_FILE", "TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA", "MANAGEMENT_HOST", "MANAGEMENT_PORT")
+)
+"""settings of a service in the same environment, with which a load generator would get no answers"""
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 
@@ -118,7 +123,8 @@ def server(
     with tempfile.TemporaryFile() as errors:
         # -P: a folder named qualms in the working directory must not shadow this package.
         command = [*wrapper, sys.executable, "-P", "-m", *arguments(port)]
-        environment = {**os.environ, **(variables or {})}
+        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+        environment = {**inherited, **(variables or {})}
         with pinned(cores):
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
         try:

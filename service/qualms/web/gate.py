@@ -117,11 +117,11 @@ def _token(headers: Mapping[bytes, bytes]) -> bytes | None:
     """The token of X-API-Key or, without it, of a bearer Authorization; None if there is none, or it cannot be one."""
     token = headers.get(b"x-api-key")
     if token is None:
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer":
+        value = headers.get(b"authorization", b"")
+        if value[:7].lower() != b"bearer ":
             return None
-        token = token.strip(b" ")
-    return token if token and len(token) <= _MAX_TOKEN_BYTES else None
+        token = value[7:].strip(b" ")
+    return token if 0 < len(token) <= _MAX_TOKEN_BYTES else None
 
 
 def _unauthorized(detail: str, challenge: str) -> Problem:
