@@ -61,7 +61,7 @@ class LookupTimes:
     right: float
     wrong: float
     nearly_right: float
-    """a right token with another last character"""
+    """a right token with six other characters at its end"""
     statistic: float
     """Welch's t of the difference between `nearly_right` and `wrong`; chance gives values between -3 and 3"""
 
@@ -146,16 +146,17 @@ def measure_lookups(lookups: int = _LOOKUPS) -> LookupTimes:
     token = new_token()
     others = [Key(f"other-{number}", token_digest(new_token().encode())) for number in range(_OTHER_KEYS)]
     ring = KeyRing([Key("right", token_digest(token.encode())), *others])
-    kinds = {
-        "right": [token.encode()] * _BATCH,
-        "wrong": [new_token().encode() for _ in range(_BATCH)],
-        "nearly_right": [(token[:-1] + chr(33 + number % 93)).encode() for number in range(_BATCH)],
+    # New tokens for every batch, so that the places of few objects in memory do not matter.
+    make = {
+        "right": lambda: bytes(bytearray(token.encode())),
+        "wrong": lambda: new_token().encode(),
+        "nearly_right": lambda: (token[:-6] + new_token()[-6:]).encode(),
     }
-    times: dict[str, list[float]] = {kind: [] for kind in kinds}
+    times: dict[str, list[float]] = {kind: [] for kind in make}
+    find = ring.find
     for _ in range(lookups // _BATCH):
-        order = sorted(kinds, key=lambda _: secrets.randbits(32))
-        for kind in order:
-            tokens, find = kinds[kind], ring.find
+        for kind in sorted(make, key=lambda _: secrets.randbits(32)):
+            tokens = [make[kind]() for _ in range(_BATCH)]
             started = time.perf_counter()
             for one in tokens:
                 find(one)
