@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ class LookupTimes:
     nearly_right: float
     """a right token with six other characters at its end"""
     statistic: float
-    """Welch's t of the difference between `nearly_right` and `wrong`; chance gives values between -3 and 3"""
+    """paired t of the difference between `nearly_right` and `wrong`, without the outermost tenths of the differences"""
 
 
 def run_access(
@@ -147,31 +148,25 @@ def measure_lookups(lookups: int = _LOOKUPS) -> LookupTimes:
     others = [Key(f"other-{number}", token_digest(new_token().encode())) for number in range(_OTHER_KEYS)]
     ring = KeyRing([Key("right", token_digest(token.encode())), *others])
     # New tokens for every batch, so that the places of few objects in memory do not matter.
-    make = {
-        "right": lambda: bytes(bytearray(token.encode())),
-        "wrong": lambda: new_token().encode(),
-        "nearly_right": lambda: (token[:-6] + new_token()[-6:]).encode(),
+    make: dict[str, Callable[[], str]] = {
+        "right": lambda: token,
+        "wrong": new_token,
+        "nearly_right": lambda: token[:-6] + new_token()[-6:],
     }
     times: dict[str, list[float]] = {kind: [] for kind in make}
     find = ring.find
     for _ in range(lookups // _BATCH):
         for kind in sorted(make, key=lambda _: secrets.randbits(32)):
-            tokens = [make[kind]() for _ in range(_BATCH)]
+            tokens = [make[kind]().encode() for _ in range(_BATCH)]
             started = time.perf_counter()
             for one in tokens:
                 find(one)
             times[kind].append((time.perf_counter() - started) / _BATCH)
-    kept = {kind: _without_outliers(values) for kind, values in times.items()}
-    wrong, nearly = kept["wrong"], kept["nearly_right"]
-    spread = np.sqrt(wrong.var(ddof=1) / len(wrong) + nearly.var(ddof=1) / len(nearly))
-    right = float(np.median(kept["right"]))
-    statistic = float((nearly.mean() - wrong.mean()) / spread)
-    return LookupTimes(right, float(np.median(wrong)), float(np.median(nearly)), statistic)
-
-
-def _without_outliers(values: list[float]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """The lower nine tenths: interruptions by other processes make some batches longer."""
-    return np.sort(np.array(values))[: len(values) * 9 // 10]
+    right, wrong, nearly = (np.array(times[kind]) for kind in ("right", "wrong", "nearly_right"))
+    differences = np.sort(nearly - wrong)
+    kept = differences[len(differences) // 10 : -(len(differences) // 10) or None]  # without interruptions by others
+    statistic = float(kept.mean() / (kept.std(ddof=1) / np.sqrt(len(kept))))
+    return LookupTimes(float(np.median(right)), float(np.median(wrong)), float(np.median(nearly)), statistic)
 
 
 def _print(costs: list[AccessCost], lookups: LookupTimes, console: Console) -> None:
