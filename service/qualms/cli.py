@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
+from qualms.access.cli import app as keys
 from qualms.bench.cli import bench
 from qualms.demo.cli import app as demo
 from qualms.entry import reported_errors
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(demo)
 app.add_typer(signing_key)
+app.add_typer(keys)
 
 
 class _ServeCommand(TyperCommand):

@@ -10,6 +10,8 @@ QualmsError
 ├── DataError              a data set is missing, empty or malformed
 ├── ExtraMissingError      a command needs an optional dependency that is not installed
 ├── SettingsError          a setting is unknown or has an invalid value            (qualms.settings)
+├── KeysError              a file of API keys cannot be read, or a line is not accepted   (qualms.access.keys)
+├── TlsError               a certificate or its key cannot be used                 (qualms.access.certificates)
 ├── DeviceError            the requested device cannot be used                     (qualms.inference.engine)
 ├── NoWorkerError          no process can be started that decodes an image         (qualms.images.worker_pool)
 ├── ListenError            the server cannot listen on the address                 (qualms.http1.listener)

@@ -8,8 +8,11 @@ from pathlib import Path
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder; rename it to `path` on success, remove it on an exception."""
+def atomic_path(path: Path, mode: int = 0o644) -> Iterator[Path]:
+    """Yield a temporary path in the same folder; rename it to `path` on success, remove it on an exception.
+
+    The file gets `mode`; until then only its owner can read it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
     os.close(handle)
@@ -18,7 +21,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
+        temporary.chmod(mode)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -11,14 +11,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from qualms.access.proxies import TrustedProxies
 from qualms.errors import QualmsError
 from qualms.inference.memory import available_memory
 from qualms.service_links import service_links
 
 PREFIX = "QUALMS_"
 
-_TRAINING_VARIABLES = frozenset({"QUALMS_DATA", "QUALMS_MIRROR"})
-"""read by training only; accepted here because both may run in the same environment"""
+_OTHER_VARIABLES = frozenset({"QUALMS_DATA", "QUALMS_MIRROR", "QUALMS_API_KEY"})
+"""read by training and by clients only; accepted here because all may run in the same environment"""
 
 Device = Literal["auto", "cuda", "cpu"]
 Count = Annotated[int, Field(ge=1)]
@@ -46,6 +47,33 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, description="Port to listen on; 0 selects a free port.", ge=0, le=65535)
+    keys_file: str | None = Field(
+        None, description="File of API keys, made by qualms keys add; if set, requests need one of them."
+    )
+    allow_anonymous: bool = Field(
+        False,
+        description="Whether the service may listen on other addresses than loopback without keys and client certificates.",
+    )
+    tls_cert: str | None = Field(
+        None, description="File with the certificate chain (PEM); if set, the service accepts https:// only."
+    )
+    tls_key: str | None = Field(None, description="File with the certificate's private key (PEM, without a password).")
+    tls_client_ca: str | None = Field(
+        None,
+        description="File with CA certificates (PEM); if set, clients need a certificate that one of them has signed.",
+    )
+    management_host: str = Field("127.0.0.1", description="Address of the management port.")
+    management_port: int | None = Field(
+        None,
+        description="Port with /metrics and the health checks, without keys and TLS; if set, /metrics is there only.",
+        ge=0,
+        le=65535,
+    )
+    trusted_proxies: str | None = Field(
+        None,
+        description="Addresses and networks of proxies, separated by commas, whose Forwarded or X-Forwarded-For headers "
+        "give the client's address in logs.",
+    )
     device: Device = Field(
         "auto", description="Device that runs the model; auto uses CUDA if it works, otherwise the CPU."
     )
@@ -143,12 +171,34 @@ class Settings(BaseSettings):
         """Maximum duration of one run: a request that just misses a run waits for that run and then for its own."""
         return self.request_timeout_seconds / 4
 
-    @field_validator("host")
+    @field_validator("host", "management_host")
     @classmethod
     def _check_host(cls, host: str) -> str:
         if not host.strip():  # a socket bound to an empty host listens on all interfaces
             raise ValueError("it should be an address, for example 127.0.0.1, or 0.0.0.0 for all interfaces")
         return host
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_proxies(cls, proxies: str | None) -> str | None:
+        try:
+            TrustedProxies(proxies)
+        except ValueError:
+            raise ValueError("it should be addresses or networks, for example 10.0.0.2,192.168.0.0/16") from None
+        return proxies
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        for name, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert"), ("tls_client_ca", "tls_cert")):
+            if getattr(self, name) is not None and getattr(self, other) is None:
+                raise ValueError(
+                    f"{PREFIX}{name.upper()} is set without {PREFIX}{other.upper()}; both are needed for TLS"
+                )
+        if self.management_port and self.management_port == self.port:
+            raise ValueError(
+                f"{PREFIX}MANAGEMENT_PORT is {self.management_port}, as {PREFIX}PORT; it should be another port"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
@@ -170,7 +220,7 @@ def load_settings(**overrides: Any) -> Settings:
     given = {name: value for name, value in overrides.items() if value is not None}
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     for variable in sorted(os.environ.keys() - ignored_variables()):
-        if variable.upper().startswith(PREFIX) and variable.upper() not in known | _TRAINING_VARIABLES:
+        if variable.upper().startswith(PREFIX) and variable.upper() not in known | _OTHER_VARIABLES:
             raise SettingsError(
                 f"The variable {variable} is unknown; the most similar one is {_most_similar(variable, known)}."
             )

@@ -56,10 +56,30 @@ def test_unhealthy_containers_are_labelled_for_a_restart(name: str) -> None:
     assert "label=autoheal=true" in (DOCKER / "systemd" / "restart-unhealthy.service").read_text(encoding="utf-8")
 
 
-def test_ports_are_bound_to_loopback_unless_bind_address_is_set() -> None:
-    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
-    assert len(ports) == len(SERVERS)
-    assert all(port.startswith("${BIND_ADDRESS:-127.0.0.1}:") for port in ports)
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_port_is_bound_to_loopback_unless_its_own_address_is_set(name: str) -> None:
+    (port,) = SERVICES[name]["ports"]
+    assert port.startswith(f"${{{name.upper()}_ADDRESS:-127.0.0.1}}:${{{name.upper()}_PORT:-")
+
+
+def test_prometheus_scrapes_the_management_port_which_is_not_published() -> None:
+    environment = SERVICES["service"]["environment"]
+    port = environment["QUALMS_MANAGEMENT_PORT"]
+    scraped = yaml.safe_load((DOCKER / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+    assert scraped[0]["static_configs"] == [{"targets": [f"service:{port}"]}]
+    assert port != environment["QUALMS_PORT"]
+    assert all(not published.endswith(f":{port}") for published in SERVICES["service"]["ports"])
+
+
+def test_monitoring_is_on_a_network_of_its_own() -> None:
+    networks = {name: service.get("networks", ["default"]) for name, service in SERVICES.items()}
+    assert networks.pop("service") == ["default", "management"]
+    assert networks.pop("traffic") == ["default"]
+    assert set(map(tuple, networks.values())) == {("management",)}
+
+
+def test_whether_keys_are_needed_is_set_explicitly() -> None:
+    assert SERVICES["service"]["environment"]["QUALMS_ALLOW_ANONYMOUS"] == "${QUALMS_ALLOW_ANONYMOUS:-true}"
 
 
 def test_exactly_the_settings_of_the_service_are_passed_through() -> None:
@@ -68,9 +88,9 @@ def test_exactly_the_settings_of_the_service_are_passed_through() -> None:
 
 
 def test_the_file_contains_no_secret() -> None:
-    """Variables that pass the path of a file through have no value here."""
-    pairs = [pair for service in SERVICES.values() for pair in service.get("environment", {}).items()]
-    assert not [name for name, value in pairs if re.search("PASSWORD|SECRET|TOKEN|KEY", name) and value is not None]
+    """A variable without a value is passed through from the shell."""
+    variables = [pair for service in SERVICES.values() for pair in service.get("environment", {}).items()]
+    assert not [name for name, value in variables if value and re.search("PASSWORD|SECRET|TOKEN|KEY", name)]
 
 
 def test_every_mounted_path_exists() -> None:

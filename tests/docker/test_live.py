@@ -60,7 +60,7 @@ def monitoring(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., No
     folder = tmp_path_factory.mktemp("prometheus")
     prometheus, alertmanager = (f"127.0.0.1:{free_port()}" for _ in range(2))
     config = write_accelerated_prometheus(
-        folder, {"service:8000": service, "localhost:9090": prometheus, "alertmanager:9093": alertmanager}
+        folder, {"service:8001": service, "localhost:9090": prometheus, "alertmanager:9093": alertmanager}
     )
     start(*QUALMS, "serve", "demo", QUALMS_PORT=service.partition(":")[2], QUALMS_DEVICE="cpu", QUALMS_THREADS="1")
     start(

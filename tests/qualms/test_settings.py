@@ -192,3 +192,28 @@ def test_unset_maximum_timeout_and_upload_memory_are_derived_from_the_limits_of_
 def test_a_maximum_below_the_limit_of_one_request_is_rejected(given: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(message)):
         load_settings(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tls_cert": "c"}, "QUALMS_TLS_CERT is set without QUALMS_TLS_KEY; both are needed for TLS."),
+        ({"tls_key": "k"}, "QUALMS_TLS_KEY is set without QUALMS_TLS_CERT; both are needed for TLS."),
+        ({"tls_client_ca": "a"}, "QUALMS_TLS_CLIENT_CA is set without QUALMS_TLS_CERT; both are needed for TLS."),
+        ({"management_port": 8000}, "QUALMS_MANAGEMENT_PORT is 8000, as QUALMS_PORT; it should be another port."),
+        (
+            {"trusted_proxies": "proxy"},
+            "The setting trusted_proxies is 'proxy'; it should be addresses or networks, "
+            "for example 10.0.0.2,192.168.0.0/16.",
+        ),
+    ],
+)
+def test_settings_of_access_that_do_not_fit_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load_settings(**given)
+    assert str(error.value) == message
+
+
+def test_the_variable_of_clients_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUALMS_API_KEY", "token")
+    load_settings()

@@ -92,6 +92,12 @@ def bench(
             "--client", help="Instead: compare the Python clients with wrk, in a loop and with 32 concurrent requests."
         ),
     ] = False,
+    access: Annotated[
+        bool,
+        typer.Option(
+            "--access", help="Instead: compare the service with keys and with TLS with the service without, with wrk."
+        ),
+    ] = False,
     overload: Annotated[
         float | None,
         typer.Option(help="Instead: offer 3 times the capacity for this many seconds.", min=1.0, max=3600.0),
@@ -155,6 +161,12 @@ def bench(
 
         _refuse(context, "--client", *_NOT_AT_START)
         run_client_rates(target, seconds=seconds, rounds=rounds, pictures=pictures)
+        return
+    if access:
+        from qualms.bench.access import run_access
+
+        _refuse(context, "--access", *_NOT_AT_START)
+        run_access(target, seconds=seconds, rounds=rounds, pictures=pictures)
         return
     if overload is not None:
         _refuse(context, "--overload", *_COMPARISON, "attack", "attack_seconds")

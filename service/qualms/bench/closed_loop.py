@@ -36,7 +36,7 @@ local requests, turn = {}, 0
 function init(args)
   for index, file in ipairs(files) do
     local stream = assert(io.open(file.path, "rb"))
-    requests[index] = wrk.format("POST", nil, {["Content-Type"] = file.type}, stream:read("*a"))
+    requests[index] = wrk.format("POST", nil, {["Content-Type"] = file.typeAUTHORIZATION}, stream:read("*a"))
     stream:close()
   end
 end
@@ -97,8 +97,9 @@ class Wrk:
 
     name = "wrk"
 
-    def __init__(self, program: str) -> None:
-        self._program = program
+    def __init__(self, program: str, authorization: str | None = None) -> None:
+        """`authorization` is the value of that header; it is in a file, because others see the arguments of a process."""
+        self._program, self._authorization = program, authorization
 
     def __call__(self, url: str, bodies: list[bytes], seconds: float, concurrency: int) -> LoadResult:
         """Run wrk once."""
@@ -111,7 +112,8 @@ class Wrk:
                 path = Path(folder) / f"body{index}"
                 path.write_bytes(body)
                 files.append(f"{{path = [[{path}]], type = '{content_type(body)}'}}")
-            script.write_text(_WRK_SCRIPT.replace("FILES", ", ".join(files)))
+            header = "" if self._authorization is None else f", Authorization = [[{self._authorization}]]"
+            script.write_text(_WRK_SCRIPT.replace("FILES", ", ".join(files)).replace("AUTHORIZATION", header))
             options = ["-t1", f"-c{concurrency}", f"-d{whole}s", f"--timeout={_WRK_TIMEOUT_SECONDS}s"]
             command = [self._program, *options, "-s", str(script), url]
             try:

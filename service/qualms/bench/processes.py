@@ -21,6 +21,11 @@ from qualms.bench.process_tree import resident
 from qualms.errors import QualmsError
 
 HOST = "127.0.0.1"
+_NOT_INHERITED = tuple(
+    f"QUALMS_{name}"
+    for name in ("KEYS_FILE", "TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA", "MANAGEMENT_HOST", "MANAGEMENT_PORT")
+)
+"""settings of a service in the same environment, with which a load generator would get no answers"""
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 
@@ -105,22 +110,25 @@ def server(
     *,
     wrapper: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
+    ready_url: str | None = None,
     ready_seconds: float = 60.0,
 ) -> Iterator[ServerProcess]:
     """Run `python -m ARGUMENTS(port)` on these cores; yield it when /readyz returns 200, and end it afterwards.
 
     `wrapper` is a command that runs the server, for example valgrind, and `variables` are added to its environment.
+    `ready_url` is where it is asked whether it is ready, by default at its own URL.
     """
     port = free_port()
     url = f"http://{HOST}:{port}"
     with tempfile.TemporaryFile() as errors:
         # -P: a folder named qualms in the working directory must not shadow this package.
         command = [*wrapper, sys.executable, "-P", "-m", *arguments(port)]
-        environment = {**os.environ, **(variables or {})}
+        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+        environment = {**inherited, **(variables or {})}
         with pinned(cores):
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
         try:
-            _wait_until_ready(url, process, errors, ready_seconds)
+            _wait_until_ready(ready_url or url, process, errors, ready_seconds)
             yield ServerProcess(url, process.pid)
         finally:
             _stop(process)

@@ -35,6 +35,7 @@ class AsyncClient:
         self,
         url: str = "http://127.0.0.1:8000",
         *,
+        api_key: str | None = None,
         model: str | None = None,
         headers: Mapping[str, str] | None = None,
         request_timeout: float = 30.0,
@@ -45,7 +46,13 @@ class AsyncClient:
     ) -> None:
         """As `qualms.Client`; `concurrency` is the number of simultaneous requests of one call with an iterable."""
         self._protocol = Protocol(
-            url, model=model, headers=headers, request_timeout=request_timeout, retries=retries, concurrency=concurrency
+            url,
+            model=model,
+            headers=headers,
+            api_key=api_key,
+            request_timeout=request_timeout,
+            retries=retries,
+            concurrency=concurrency,
         )
         self._http = httpx.AsyncClient(verify=verify, transport=transport or Connections(verify), limits=CONNECTIONS)
 

@@ -1,6 +1,7 @@
 """What the two clients share: URLs, headers, queries and replies of the service."""
 
 import math
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ MAX_REPLY_BYTES = 256 * 2**20
 MAX_CONNECTIONS = 100
 KEEP_ALIVE_SECONDS = 30.0
 """less than the service's 75, so that the client closes idle connections first"""
+_API_KEY = re.compile(r"[!-~]{1,512}")
 CONNECTIONS = httpx.Limits(
     max_connections=MAX_CONNECTIONS,
     max_keepalive_connections=MAX_CONNECTIONS,
@@ -54,6 +56,7 @@ class Protocol:
         *,
         model: str | None,
         headers: Mapping[str, str] | None,
+        api_key: str | None,
         request_timeout: float,
         retries: int | None,
         concurrency: int,
@@ -75,6 +78,12 @@ class Protocol:
         self._retries = retries
         names = {name.lower() for name in headers or ()}
         defaults = {"user-agent": "qualms-client", "accept": "application/json"}
+        if api_key is not None:
+            if not _API_KEY.fullmatch(api_key):  # the message must not contain it
+                raise ParameterError(
+                    "The api_key is not accepted; accepted: printable ASCII characters without spaces."
+                )
+            defaults["authorization"] = f"Bearer {api_key}"
         self._headers = [
             *((name, value) for name, value in defaults.items() if name not in names),
             *(headers or {}).items(),

@@ -34,6 +34,7 @@ class Client:
         self,
         url: str = "http://127.0.0.1:8000",
         *,
+        api_key: str | None = None,
         model: str | None = None,
         headers: Mapping[str, str] | None = None,
         request_timeout: float = 30.0,
@@ -44,12 +45,19 @@ class Client:
     ) -> None:
         """Connect to the service at `url` when the first image is sent.
 
+        `api_key` is a key of the service, if it needs one, and goes into the Authorization header unless `headers` has one.
         `model` is one of several served models, by default the service's. `request_timeout` is the seconds that one request
         may take with its `retries`, of which there are as many as fit if that is None. Lists become several requests,
         `concurrency` at a time. `headers` are added to each request; `verify` and `transport` are those of httpx.
         """
         self._protocol = Protocol(
-            url, model=model, headers=headers, request_timeout=request_timeout, retries=retries, concurrency=concurrency
+            url,
+            model=model,
+            headers=headers,
+            api_key=api_key,
+            request_timeout=request_timeout,
+            retries=retries,
+            concurrency=concurrency,
         )
         self._http = httpx.Client(verify=verify, transport=transport, limits=CONNECTIONS)
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="qualms-client")

@@ -1,5 +1,6 @@
 """The commands of `qualms demo`; their dependencies are imported only when they run."""
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -45,20 +46,27 @@ def traffic(
     as_sent: Annotated[
         str, typer.Option("--as-sent", help="Encoding of the images, for example jpeg:50 or resize:2+webp:80.")
     ] = "png",
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with an API key of the service.", show_default="the variable QUALMS_API_KEY; without it, no key"
+        ),
+    ] = None,
 ) -> None:
     """Send drawn digits to a service with the model `demo`; once per period, the images drift and recover."""
     import numpy as np
 
-    from qualms.demo.traffic import Sender, TrafficError, stream
+    from qualms.demo.traffic import Sender, TrafficError, read_api_key, stream
     from qualms.images.encodings import parse_encoding
 
     # The kernel does not end process 1 of a container on SIGTERM unless a handler is installed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    send = Sender(url, parse_encoding(as_sent), np.random.default_rng((seed, 1)))  # independent of the drawn images
+    rng = np.random.default_rng((seed, 1))  # independent of the drawn images
+    send = Sender(url, parse_encoding(as_sent), rng, read_api_key(api_key_file, os.environ))
     replies = stream(send, rate=rate, period=period, seconds=seconds, seed=seed, report=_report)
     if not replies:
         raise TrafficError(
-            f"{url} returned no prediction for any image; start a service there, or give another URL with --url."
+            f"{url} returned no prediction for any image{send.reason}; start a service there, or give another URL with --url."
         )
 
 

@@ -3,9 +3,10 @@
 import http.client
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -17,6 +18,7 @@ from qualms.demo.drift import dose_at, drift
 from qualms.errors import QualmsError
 from qualms.images.encodings import Encoding
 
+API_KEY_VARIABLE = "QUALMS_API_KEY"
 _TIMEOUT_SECONDS = 10.0
 _MAX_LAG_SECONDS = 1.0
 """if sending is late by more than this, the schedule restarts instead of catching up with a burst"""
@@ -35,29 +37,50 @@ class Tally:
     failed: int = 0
 
 
+def read_api_key(path: Path | None, environment: Mapping[str, str]) -> str | None:
+    """The key in a file or in QUALMS_API_KEY. It is no option, because other users see the command line of a process."""
+    if path is None:
+        return environment.get(API_KEY_VARIABLE) or None
+    try:
+        lines = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (getattr(error, "strerror", None) or "it is not text").lower()
+        raise TrafficError(f"The file {path} of the API key cannot be read: {reason}.") from None
+    if len(lines) != 1:
+        raise TrafficError(f"The file {path} should contain one API key and nothing else.")
+    return lines[0]
+
+
 class Sender:
     """Posts images in one encoding to a service over one connection, which is reopened after a failure."""
 
-    def __init__(self, url: str, encoding: Encoding, rng: np.random.Generator) -> None:
-        """`rng` draws the parameters of the encoding, such as a JPEG's quality."""
+    def __init__(self, url: str, encoding: Encoding, rng: np.random.Generator, api_key: str | None = None) -> None:
+        """`rng` draws the parameters of the encoding, such as a JPEG's quality. `api_key` is one of the service's keys."""
         parts = urlsplit(url)
         try:
-            port, valid = parts.port, parts.scheme == "http" and bool(parts.hostname)
+            port, valid = parts.port, parts.scheme in ("http", "https") and bool(parts.hostname)
         except ValueError:  # the port is not a number
             port, valid = None, False
         if not valid:
             raise TrafficError(f"The URL {url!r} is not accepted; it should be like http://127.0.0.1:8000.")
         self._path = parts.path.rstrip("/") + "/predict"
-        self._connection = http.client.HTTPConnection(parts.hostname or "", port, _TIMEOUT_SECONDS)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection = kind(parts.hostname or "", port, timeout=_TIMEOUT_SECONDS)
+        self._headers = {"content-type": "application/octet-stream"}
+        if api_key is not None:
+            self._headers["authorization"] = f"Bearer {api_key}"
         self._encoding, self._rng = encoding, rng
+        self.reason = ""
+        """the status of the last reply, in brackets; empty if there was no reply"""
 
     def __call__(self, image: NDArray[np.uint8]) -> bool | None:
         """Whether the service flagged the image; None if the request failed."""
         body = self._encoding.encode(Image.fromarray(image), self._rng)
         with suppress(OSError, http.client.HTTPException):
-            self._connection.request("POST", self._path, body, {"content-type": "application/octet-stream"})
+            self._connection.request("POST", self._path, body, self._headers)
             reply = self._connection.getresponse()
             text = reply.read()
+            self.reason = f" (the last reply had status {reply.status})"
             if reply.status == 200:
                 return bool(json.loads(text)["results"][0]["ood"]["flag"])
             return None

@@ -54,14 +54,14 @@ class AsgiCycle:
             "http_version": head.version,
             "server": transport.get_extra_info("sockname"),
             "client": transport.get_extra_info("peername"),
-            "scheme": "http",
+            "scheme": "http" if transport.get_extra_info("ssl_object") is None else "https",
             "method": head.method,
             "root_path": "",
             "path": head.path,
             "raw_path": head.target.partition(b"?")[0],
             "query_string": head.query,
             "headers": head.headers,
-            "state": self._app_state.copy(),
+            "state": {**self._app_state, "caller": self._exchange.caller},
         }
         task = asyncio.get_running_loop().create_task(self._run(scope))
         self._connections.tasks.add(task)

@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
         if refusal is None:
             self._wait(self._connections.limits.head_seconds)
         else:
-            self._refuse(refusal)
+            self.refuse(refusal)
 
     def data_received(self, data: bytes) -> None:
         """Parse a request, continue its body, or keep the data until the current request is answered."""
@@ -170,6 +170,12 @@ class Connection(asyncio.Protocol):
         return self._exchange is None and not self._lingering
 
     @property
+    def peer(self) -> str:
+        """The address at the other end; empty if it is unknown."""
+        name = self._transport.get_extra_info("peername")
+        return str(name[0]) if name else ""
+
+    @property
     def is_busy(self) -> bool:
         """Whether a request has begun to arrive or is in progress, or a reply is not sent."""
         return self._exchange is not None or self._write_paused or bool(self._held) or bool(self._buffer)
@@ -187,7 +193,7 @@ class Connection(asyncio.Protocol):
         elif self._buffer or not self._used:
             seconds = self._connections.limits.head_seconds
             detail = f"The head of the request did not arrive within {seconds:g} s."
-            self._refuse(Refusal(408, HEAD_TIMEOUT, detail))
+            self.refuse(Refusal(408, HEAD_TIMEOUT, detail))
         else:
             self._transport.close()
 
@@ -198,7 +204,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         else:
             detail = "The service has too many open connections, and this one has waited longest for its request."
-            self._refuse(Refusal(503, EVICTED, detail))
+            self.refuse(Refusal(503, EVICTED, detail))
 
     def shutdown(self) -> None:
         """Close the connection if no request has begun to arrive; uvicorn calls this when the server stops.
@@ -206,14 +212,14 @@ class Connection(asyncio.Protocol):
         A request may be on its way, and the client must learn that it was not processed; see RFC 9110, section 15.5.9.
         """
         if self.is_waiting and not self._buffer:
-            self._refuse(Refusal(408, STOPPING, "The service is stopping, and no request had arrived."))
+            self.refuse(Refusal(408, STOPPING, "The service is stopping, and no request had arrived."))
 
     def cancel(self) -> None:
         """End the request in progress: the server's grace period is over."""
         if self._exchange is not None:
             self._exchange.on_cancel()
         elif self._buffer:
-            self._refuse(Refusal(408, STOPPING, "The service is stopping, and the request had not arrived."))
+            self.refuse(Refusal(408, STOPPING, "The service is stopping, and the request had not arrived."))
 
     def flush(self) -> None:
         """Send what was held until the end of the loop's iteration."""
@@ -239,13 +245,13 @@ class Connection(asyncio.Protocol):
             try:
                 buffer = self._buffer = skip_empty_lines(buffer)
             except Refusal as refusal:
-                self._refuse(refusal)
+                self.refuse(refusal)
                 return
         end = buffer.find(b"\r\n\r\n", self._searched) + 4
         max_bytes = self._connections.limits.head_bytes
         if end < 4 or end > max_bytes:
             if len(buffer) > max_bytes:
-                self._refuse(head_too_large(buffer, max_bytes))
+                self.refuse(head_too_large(buffer, max_bytes))
                 return
             if buffer and not self._searched:  # the head has begun
                 self._wait(self._connections.limits.head_seconds)
@@ -255,7 +261,7 @@ class Connection(asyncio.Protocol):
         try:
             head = parse_head(buffer[:end])
         except Refusal as refusal:
-            self._refuse(refusal)
+            self.refuse(refusal)
             return
         self._buffer, self._searched, self._used = buffer[end:], 0, True
         self._start(head)
@@ -362,6 +368,8 @@ class Connection(asyncio.Protocol):
         if reply is None or exchange.disconnected:
             self.finish(exchange, close=True)
             return
+        if exchange.head.method == "HEAD":
+            reply = reply._replace(body=b"")
         close = self.closes(exchange, close=reply.close)
         data = encode_reply(reply, self._connections.default_headers, exchange.head.version, close=close)
         self._connections.in_progress -= 1
@@ -428,7 +436,7 @@ class Connection(asyncio.Protocol):
             data = data[sent:]
         self._transport.write(data)
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: Refusal) -> None:
         """Answer with an error and close the connection."""
         data = encode_reply(self._connections.refuse(refusal), self._connections.default_headers, "1.1", close=True)
         self._transport.write(self._held + data)

@@ -1,6 +1,7 @@
 """All connections of the server: their limits and timeouts, and what they share."""
 
 import asyncio
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable
@@ -60,6 +61,8 @@ class Connections:
     active: "set[Connection]" = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """the tasks of ASGI requests"""
+    tls: Callable[[], ssl.SSLContext] | None = None
+    """returns the TLS configuration of new connections; None if they have none"""
 
     def __post_init__(self) -> None:
         self.now = self.clock()

@@ -10,8 +10,24 @@ Failed = Callable[[Refusal | None], None]
 """called with the reason why a body cannot be read; None if the client has disconnected"""
 
 
+class Caller(Protocol):
+    """The client that sent a request, if it is known by name."""
+
+    name: str
+
+    def count(self, status: int) -> None:
+        """Count a reply."""
+
+    def release(self) -> None:
+        """The request is over."""
+
+
 class Channel(Protocol):
     """The part of a connection that an exchange uses."""
+
+    @property
+    def peer(self) -> str:
+        """The address at the other end."""
 
     def read_body(
         self, exchange: "Exchange", max_bytes: int, seconds: float, then: Callable[[bytes], None], failed: Failed
@@ -25,7 +41,7 @@ class Channel(Protocol):
 class Exchange:
     """One request and its reply. If the reply is sent before the body was read, the connection is closed."""
 
-    __slots__ = ("_channel", "_replied", "_reservation", "body_unread", "disconnected", "head", "on_cancel")
+    __slots__ = ("_channel", "_replied", "_reservation", "body_unread", "caller", "disconnected", "head", "on_cancel")
 
     def __init__(self, channel: Channel, head: Head) -> None:
         self._channel = channel
@@ -37,6 +53,13 @@ class Exchange:
         """whether the client has disconnected"""
         self.on_cancel: Callable[[], None] = _nothing
         """called when the server's grace period is over"""
+        self.caller: Caller | None = None
+        """set by the application; released when the exchange ends"""
+
+    @property
+    def peer(self) -> str:
+        """The address at the other end of the connection."""
+        return self._channel.peer
 
     def read_body(self, max_bytes: int, seconds: float, then: Callable[[bytes], None], failed: Failed) -> None:
         """Call `then` with the body, at once if it has arrived, or `failed` if it is refused or takes too long."""
@@ -57,6 +80,8 @@ class Exchange:
         """Called by the connection when the reply was sent."""
         self.release_body()
         self.on_cancel = _nothing  # breaks a reference cycle
+        if self.caller is not None:
+            self.caller.release()
 
     def reply(self, reply: Reply | None) -> None:
         """Send the whole reply; None if there is none, because the client has disconnected. A second reply is ignored."""

@@ -38,15 +38,19 @@ class ListenError(QualmsError):
     """The service cannot listen on the address."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, or ListenError with the reason; uvicorn would only log it."""
+def listen(host: str, port: int, prefix: str = "") -> socket.socket:
+    """A listening socket, or ListenError with the reason; uvicorn would only log it.
+
+    `prefix` is that of the settings HOST and PORT, after QUALMS_.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         reason = (str(error.strerror) or str(error)).partition(" (")[0].lower()
         raise ListenError(
-            f"Port {port} of {host} cannot be used: {reason}; set QUALMS_HOST and QUALMS_PORT to a free address."
+            f"Port {port} of {host} cannot be used: {reason}; "
+            f"set QUALMS_{prefix}HOST and QUALMS_{prefix}PORT to a free address."
         ) from None
 
 

@@ -41,9 +41,11 @@ SEND_TIMEOUT = "send_timeout"
 TOO_MANY_CONNECTIONS = "too_many_connections"
 EVICTED = "evicted"
 STOPPING = "stopping"
+PLAIN_HTTP = "plain_http"
+TLS_HANDSHAKE = "tls_handshake"
 REASONS = (
     *(MALFORMED, UNSUPPORTED, URL_TOO_LONG, HEAD_TOO_LARGE, HEAD_TIMEOUT, BODY_TIMEOUT, BODY_TOO_LARGE, BODY_MEMORY),
-    *(SEND_TIMEOUT, TOO_MANY_CONNECTIONS, EVICTED, STOPPING),
+    *(SEND_TIMEOUT, TOO_MANY_CONNECTIONS, EVICTED, STOPPING, PLAIN_HTTP, TLS_HANDSHAKE),
 )
 """why the server refuses a request or closes a connection"""
 

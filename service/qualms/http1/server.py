@@ -18,6 +18,7 @@ from qualms.errors import QualmsError
 from qualms.http1.connection import Connection
 from qualms.http1.connections import Connections
 from qualms.http1.listener import accept_pending, drop_new_connections, handshakes_under_way
+from qualms.http1.tls import TlsLayer
 
 ACCEPT_SECONDS = 1.0
 """time in which handshakes that have begun may end before the listener closes"""
@@ -46,11 +47,12 @@ def check_uvicorn() -> None:
             )
 
 
-def protocol(connections: Connections) -> Callable[..., Connection]:
+def protocol(connections: Connections) -> Callable[..., Connection | TlsLayer]:
     """The value of uvicorn's option `http=`: creates the protocol of each connection."""
 
-    def create(app_state: dict[str, Any] | None = None, **_: Any) -> Connection:
-        return Connection(connections, app_state)
+    def create(app_state: dict[str, Any] | None = None, **_: Any) -> Connection | TlsLayer:
+        connection = Connection(connections, app_state)
+        return connection if connections.tls is None else TlsLayer(connection, connections, connections.tls())
 
     return create
 
@@ -71,8 +73,12 @@ class DrainingServer(uvicorn.Server):
         drain_seconds: float,
         grace_seconds: float,
         on_drain: Callable[[], None],
+        management: tuple[socket.socket, Connections] | None = None,
     ) -> None:
+        """`management` is a second listener with connections of its own; it is served until the application stops."""
         super().__init__(config)
+        self._management = management
+        self._management_server: asyncio.Server | None = None
         self._connections = connections
         self._drain_seconds = drain_seconds
         self._grace_seconds = grace_seconds
@@ -88,6 +94,11 @@ class DrainingServer(uvicorn.Server):
         await self.on_tick(0)  # the first connections need the Date header
         self._connections.start()
         await super().startup(sockets=sockets)
+        if self._management is not None:
+            listener, connections = self._management
+            connections.start()
+            loop = asyncio.get_running_loop()
+            self._management_server = await loop.create_server(protocol(connections), sock=listener)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The signal handler. uvicorn's own would raise the signal again after a clean stop."""
@@ -107,7 +118,10 @@ class DrainingServer(uvicorn.Server):
         stop = await super().on_tick(counter)
         if counter % 10 == 0:
             headers = self.server_state.default_headers
-            self._connections.default_headers = b"".join(b"%b: %b\r\n" % header for header in headers)
+            encoded = b"".join(b"%b: %b\r\n" % header for header in headers)
+            self._connections.default_headers = encoded
+            if self._management is not None:
+                self._management[1].default_headers = encoded
         if self._signal is None:
             return stop
         if not self._logged:  # not in the signal handler, which may interrupt the writing of a log line
@@ -134,8 +148,16 @@ class DrainingServer(uvicorn.Server):
             await self._wait(lambda: not connections.active, self._stop_seconds)
         for connection in list(connections.active):
             connection.close()
+        self._close_management()
         if not self.force_exit:
             await self.lifespan.shutdown()
+
+    def _close_management(self) -> None:
+        """Close the second listener and its connections."""
+        if self._management is not None and self._management_server is not None:
+            self._management_server.close()
+            for connection in list(self._management[1].active):
+                connection.close()
 
     @property
     def _left(self) -> float:
@@ -166,9 +188,9 @@ class DrainingServer(uvicorn.Server):
                 pending += accept_pending(listener)
         for listener in sockets:
             listener.close()
-        loop, state = asyncio.get_running_loop(), self.lifespan.state
+        loop, state, create = asyncio.get_running_loop(), self.lifespan.state, protocol(self._connections)
         for connection in pending:
-            await loop.connect_accepted_socket(lambda: Connection(self._connections, state), connection)
+            await loop.connect_accepted_socket(lambda: create(state), connection)
 
     async def _finish_handshakes(self, ports: set[int]) -> None:
         """Accept connections until handshakes that have begun have ended, for at most half of the time that is left."""

@@ -37,8 +37,8 @@ MAX_CLASS_LABELS = 100
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 P_VALUES = tuple(round(0.05 * step, 2) for step in range(1, 21))
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-ROUTES = ("predict", "models", "metrics", "health", "status", "docs", "page", "other", "protocol")
-"""`protocol`: requests that were refused before they reached a route"""
+ROUTES = ("predict", "models", "metrics", "health", "status", "docs", "page", "other", "protocol", "access")
+"""`protocol`, `access`: requests that were refused before they reached a route, the latter because of their API key"""
 _MAX_PENDING_ROWS = 256
 _MAX_PENDING_BATCHES = 16
 """pending batches are counted when either number is reached; counting more at once would delay a request for too long"""
@@ -204,7 +204,7 @@ class ServiceMetrics:
         Their series exist from the start, at zero.
         """
         self._registry = registry
-        served = [(route, 200) for route in ROUTES if route != "protocol"]
+        served = [(route, 200) for route in ROUTES if route not in ("protocol", "access")]
         self._requests = Counts[tuple[str, int]](
             "qualms_requests",
             "Requests answered, by route and status code.",

@@ -8,16 +8,21 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from qualms.access.key_ring import KeyRing
+from qualms.access.keys_file import read_keys
+from qualms.access.reloading import Reloadable, ReloadedFiles, watch
 from qualms.bundle.file import Bundle
 from qualms.errors import QualmsError
 from qualms.http1.exchange import Exchange
 from qualms.http1.messages import REASONS as PROTOCOL_REASONS
+from qualms.http1.messages import Reply
 from qualms.images.preprocess import warm_up
 from qualms.images.worker_pool import KilledFor
 from qualms.inference.cpu import available_cores, lower_priority
@@ -27,21 +32,25 @@ from qualms.inference.memory import available_memory, return_free_memory
 from qualms.replies import RequestLimits
 from qualms.settings import Settings
 from qualms.signing.opening import open_trusted
+from qualms.telemetry.access_metrics import AccessMetrics, KeyMetrics
 from qualms.telemetry.logs import Throttle, access, dropped
 from qualms.telemetry.metrics import ServiceMetrics
 from qualms.telemetry.score_log import ScoreLog
 from qualms.web.calibration import add_calibration
+from qualms.web.gate import REASONS as ACCESS_REASONS
+from qualms.web.gate import Gate, scope_of
 from qualms.web.openapi import describe
 from qualms.web.page.routes import add_page
 from qualms.web.parameters import parse_request_id
 from qualms.web.predict import REASONS, STATUSES, PredictHandler
 from qualms.web.problems import Problem, from_error, send_reply
 from qualms.web.refusals import Refusals
-from qualms.web.routes import add_routes, route_name
+from qualms.web.routes import HEALTH, METRICS_PATH, add_routes, nothing_at, route_name
 from qualms.web.served_model import ServedModel
 from qualms.web.state import ServiceState
 from qualms.web.status import add_status
 
+MANAGEMENT_PATHS = frozenset((METRICS_PATH, *HEALTH))
 _LOG_SECONDS = 1.0
 """killed workers are logged together"""
 _log = logging.getLogger("qualms")
@@ -82,13 +91,17 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         loading = asyncio.create_task(_load(opened.pop(), settings, decoder, state, registry, on_failure))
+        watching = asyncio.create_task(watch(app.reloaded))
         yield
+        watching.cancel()
         await loading
         if state.model is not None:
             await state.model.batcher.stop()
             await asyncio.to_thread(state.model.close)
         await asyncio.to_thread(app.close)
 
+    access_metrics = AccessMetrics(registry, ACCESS_REASONS)
+    keys, reloaded = _keys(settings, registry, access_metrics)
     app = Application(title="Qualms", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     published = RequestLimits.model_validate({name: getattr(settings, name) for name in RequestLimits.model_fields})
     add_routes(app, state, registry, published)
@@ -96,7 +109,7 @@ def create_app(
     add_calibration(app, state)
     if settings.page:
         add_page(app)
-    describe(app)
+    describe(app, lambda path: scope_of(path) is not None)
     predict = PredictHandler(settings, state, metrics, pool, decoder)
 
     def close() -> None:
@@ -105,8 +118,43 @@ def create_app(
 
     app.close = close
     app.refusals = Refusals(metrics)
-    app.edge, app.direct = _Edge(app.framework, predict, metrics), predict.direct
+    app.reloaded, app.access_metrics = reloaded, access_metrics
+    gate = None if keys is None else Gate(keys, metrics, access_metrics, predict.callers)
+    _add_entrances(app, predict, metrics, gate, None if settings.management_port is None else METRICS_PATH)
     return app
+
+
+def _add_entrances(
+    app: "Application", predict: PredictHandler, metrics: ServiceMetrics, gate: Gate | None, elsewhere: str | None
+) -> None:
+    """The entrances of the main port and of the management port, on which the path `elsewhere` is served alone."""
+    app.edge = _Edge(app.framework, predict, metrics, gate, lambda path: path != elsewhere)
+    app.management = _Edge(app.framework, predict, metrics, None, MANAGEMENT_PATHS.__contains__)
+    app.direct = predict.direct if gate is None else partial(_direct, gate, predict)
+
+
+def _direct(gate: Gate, predict: PredictHandler, exchange: Exchange) -> bool:
+    """Answer a request that has no valid key, or one for a prediction; False if it is neither."""
+    return gate.refuses(exchange) or predict.direct(exchange)
+
+
+def _keys(
+    settings: Settings, registry: CollectorRegistry, metrics: AccessMetrics
+) -> tuple[KeyRing | None, list[Reloadable]]:
+    """The keys, and their file, to be read again when it changes; None if no keys are needed."""
+    if settings.keys_file is None:
+        return None, []
+    path, ring = Path(settings.keys_file), KeyRing([])
+    file = ReloadedFiles(
+        "keys",
+        [path],
+        lambda: read_keys(path),
+        ring.replace,
+        lambda accepted: metrics.reloaded("keys", accepted),
+    )
+    ring.replace(file.load())
+    registry.register(KeyMetrics(ring))
+    return ring, [file]
 
 
 class Application(FastAPI):
@@ -116,6 +164,11 @@ class Application(FastAPI):
     refusals: Refusals
     direct: Callable[[Exchange], bool]
     """called by `qualms.http1`"""
+    management: "_Edge"
+    """an ASGI application with the routes of the management port"""
+    reloaded: list[Reloadable]
+    """files that are read again when they change"""
+    access_metrics: AccessMetrics
     close: Callable[[], None]
     """ends the threads and worker processes that decode; may be called more than once"""
 
@@ -194,12 +247,41 @@ def _tune_garbage_collection() -> None:
 class _Edge:
     """The outermost layer, pure ASGI: passes predictions to their handler; counts and logs all other requests."""
 
-    def __init__(self, app: Any, predict: PredictHandler, metrics: ServiceMetrics) -> None:
-        self._app, self._predict, self._metrics = app, predict, metrics
+    def __init__(
+        self,
+        app: Any,
+        predict: PredictHandler,
+        metrics: ServiceMetrics,
+        gate: Gate | None,
+        serves: Callable[[str], bool],
+    ) -> None:
+        """`serves`: whether a path is served on this port; all others are unknown there."""
+        self._app, self._predict, self._metrics, self._gate, self._serves = app, predict, metrics, gate, serves
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+        elif self._gate is None or "caller" in scope.get("state", {}):  # our own server has asked the gate
+            await self._answer(scope, receive, send)
+        else:
+            await self._check(self._gate, scope, receive, send)
+
+    async def _check(self, gate: Gate, scope: Any, receive: Any, send: Any) -> None:
+        """Check the key of a request of another server."""
+        result = gate.check(scope["path"], dict(scope["headers"]), (scope.get("client") or ("",))[0])
+        if isinstance(result, Reply):
+            await send_reply(send, result)
+            return
+        scope.setdefault("state", {})["caller"] = result
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            if result is not None:
+                result.release()
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        if not self._serves(scope["path"]):
+            await self._other(scope, receive, send)
         elif scope["method"] == "POST" and self._predict.answers(scope["path"]):
             await self._predict(scope, receive, send)
         else:
@@ -207,7 +289,8 @@ class _Edge:
 
     async def _other(self, scope: Any, receive: Any, send: Any) -> None:
         started, code, begun = time.monotonic(), 500, False
-        request_id = parse_request_id(dict(scope["headers"]))
+        headers = dict(scope["headers"])
+        request_id = parse_request_id(headers)
         scope.setdefault("state", {})["request_id"] = request_id
         # A route that has GET has HEAD (RFC 9110, 9.3.2); the server omits the body.
         as_get = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
@@ -220,7 +303,9 @@ class _Edge:
             await send(message)
 
         problem = None
-        if self._predict.answers(scope["path"]):
+        if not self._serves(scope["path"]):
+            problem = nothing_at(scope["path"])
+        elif self._predict.answers(scope["path"]):
             problem = Problem.wrong_method(scope["method"], "POST")
         else:
             try:
@@ -233,7 +318,17 @@ class _Edge:
             await send_reply(send, problem.reply(request_id))
         route, seconds = route_name(scope["path"]), time.monotonic() - started
         self._metrics.answered(route, code, seconds)
+        caller = scope["state"].get("caller")
+        if caller is not None:
+            caller.count(code)
         if route not in ("health", "metrics", "status"):  # probes, scrapes and the page's polling would fill the log
+            peer = (scope.get("client") or ("",))[0]
             access(
-                _log, request_id=request_id, method=scope["method"], route=route, status=code, duration_ms=1e3 * seconds
+                _log,
+                request_id=request_id,
+                method=scope["method"],
+                route=route,
+                status=code,
+                duration_ms=1e3 * seconds,
+                **self._predict.callers.fields(peer, headers, caller),
             )

@@ -3,6 +3,7 @@
 The page's assets are served from an installed package, so that it works without internet access.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -22,12 +23,13 @@ from qualms.web.reply import PredictRequest
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
-def describe(app: FastAPI) -> None:
-    """Add the document and its page to `app`."""
+def describe(app: FastAPI, needs_key: Callable[[str], bool]) -> None:
+    """Add the document and its page to `app`; `needs_key`: whether a path needs an API key if the service has keys."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             app.openapi_schema = _document(app)
+            _add_keys(app.openapi_schema, needs_key)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
@@ -65,6 +67,21 @@ def _document(app: FastAPI) -> dict[str, Any]:
     document["paths"][PREDICT_PATH] = {"post": _predict()}
     document["paths"][f"/models/{{name}}{PREDICT_PATH}"] = {"post": _predict_by_name()}
     return document
+
+
+def _add_keys(document: dict[str, Any], needs_key: Callable[[str], bool]) -> None:
+    """Add how keys are sent, and the replies to requests without a valid one. Whether keys are needed is a setting."""
+    document["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer", "description": "An API key, if the service needs one."},
+        "api_key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+    }
+    for path, operations in document["paths"].items():
+        if not needs_key(path):
+            continue
+        for operation in operations.values():
+            operation["security"] = [{}, {"bearer": []}, {"api_key": []}]
+            for kind in (Kind.UNAUTHORIZED, Kind.FORBIDDEN, Kind.RATE_LIMITED):
+                operation["responses"].setdefault(str(kind.status), problem_response(f"{kind.title}."))
 
 
 def _predict() -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from qualms.errors import ExplanationError, OperatingPointError
 from qualms.http1.body import Reservation, memory_used_up
-from qualms.http1.exchange import Exchange
+from qualms.http1.exchange import Caller, Exchange
 from qualms.http1.messages import Refusal, Reply
 from qualms.images.observed import ObservedEncoding, observe
 from qualms.images.worker_pool import NoWorkerError
@@ -25,6 +25,7 @@ from qualms.inference.batch import Answer, ClientDisconnected, Draining, Expired
 from qualms.inference.decode_queue import Decoded, InvalidImage, Plan
 from qualms.inference.decoding import INLINE_BYTES, Decoder, NotInline
 from qualms.settings import Settings
+from qualms.telemetry.callers import Callers
 from qualms.telemetry.logs import Throttle, access
 from qualms.telemetry.metrics import ServiceMetrics
 from qualms.web.bodies.parsing import Limits, parse_images, read_body
@@ -56,6 +57,7 @@ _LOG_SECONDS = 1.0
 """refusals are logged together: one line for each would cost more than the refusal"""
 
 _log = logging.getLogger("qualms.predict")
+Headers = Mapping[bytes, bytes]
 
 
 class PredictHandler:
@@ -72,6 +74,7 @@ class PredictHandler:
         self.limits = Limits(
             settings.max_body_bytes, settings.max_images, settings.max_json_depth, settings.max_json_numbers
         )
+        self.callers = Callers(settings.trusted_proxies)
         self._metrics = metrics
         self._refusals = Throttle(_LOG_SECONDS)
 
@@ -101,6 +104,8 @@ class PredictHandler:
         headers = dict(scope["headers"])
         memory = Reservation(self.state.bodies)
         channel = _AsgiChannel(memory)
+        channel.caller = scope.get("state", {}).get("caller")
+        channel.peer = (scope.get("client") or ("",))[0]
         request = PredictCall(self, headers, channel)
         try:
             if request.parse_head(scope["query_string"]):
@@ -114,7 +119,7 @@ class PredictHandler:
         if channel.result is not None:
             await send_reply(send, channel.result)
 
-    async def _read(self, headers: Mapping[bytes, bytes], receive: Any, timeout: float, memory: Reservation) -> bytes:
+    async def _read(self, headers: Headers, receive: Any, timeout: float, memory: Reservation) -> bytes:
         """The body, which must arrive within the request's timeout."""
 
         def check(size: int) -> None:
@@ -127,10 +132,14 @@ class PredictHandler:
         except TimeoutError:
             raise Problem.too_slow(timeout) from None
 
-    def count(self, status: int, kind: Kind | None, started: float, request_id: str) -> None:
+    def count(
+        self, status: int, kind: Kind | None, started: float, request_id: str, channel: "Channel", headers: Headers
+    ) -> None:
         """Count a request that is over, and log it unless it was answered as usual."""
         seconds = time.monotonic() - started
         self._metrics.answered("predict", status, seconds)
+        if channel.caller is not None:
+            channel.caller.count(status)
         if status == 200 and not _log.isEnabledFor(logging.DEBUG):
             return
         if (reason := self._rejection(status, kind)) is not None:
@@ -140,7 +149,13 @@ class PredictHandler:
                 _log.warning("overloaded", extra={"refused": refused, "request_id": request_id})
         else:
             access(
-                _log, request_id=request_id, method="POST", route="predict", status=status, duration_ms=1e3 * seconds
+                _log,
+                request_id=request_id,
+                method="POST",
+                route="predict",
+                status=status,
+                duration_ms=1e3 * seconds,
+                **self.callers.fields(channel.peer, headers, channel.caller),
             )
 
     def _rejection(self, status: int, kind: Kind | None) -> str | None:
@@ -156,6 +171,12 @@ class Channel(Protocol):
 
     disconnected: bool
     """whether the client has disconnected"""
+    caller: Caller | None
+    """the client, if it is known by name"""
+
+    @property
+    def peer(self) -> str:
+        """The address at the other end of the connection."""
 
     def reply(self, reply: Reply | None) -> None:
         """Called once, with the reply, or with None if the client has disconnected."""
@@ -171,6 +192,8 @@ class _AsgiChannel:
 
     def __init__(self, memory: Reservation) -> None:
         self.result: Reply | None = None
+        self.caller: Caller | None = None
+        self.peer = ""
         self.replied = asyncio.Event()
         self.release_body = memory.release
 
@@ -193,7 +216,7 @@ class PredictCall:
     _encodings: list[ObservedEncoding] | None = None
     _finished = False
 
-    def __init__(self, handler: PredictHandler, headers: Mapping[bytes, bytes], channel: Channel) -> None:
+    def __init__(self, handler: PredictHandler, headers: Headers, channel: Channel) -> None:
         self._handler = handler
         self._headers = headers
         self._channel = channel
@@ -378,7 +401,7 @@ class PredictCall:
     def _finish(self, status: int, kind: Kind | None, reply: Reply | None) -> None:
         self._finished = True
         self._channel.reply(reply)
-        self._handler.count(status, kind, self._started, self.id)
+        self._handler.count(status, kind, self._started, self.id, self._channel, self._headers)
 
 
 def _forget_frames(error: BaseException | None) -> None:

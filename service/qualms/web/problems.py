@@ -23,6 +23,8 @@ class Kind(Enum):
     """The kinds of problem: status, last part of the stable `type` URI, title, and reason in `qualms_rejected_total`."""
 
     MALFORMED = 400, "malformed", "The request cannot be read", "malformed"
+    UNAUTHORIZED = 401, "unauthorized", "A valid API key is needed", None
+    FORBIDDEN = 403, "forbidden", "The API key does not allow this", None
     NOT_FOUND = 404, "not-found", "There is nothing here", None
     WRONG_METHOD = 405, "wrong-method", "The method is not allowed here", None
     TOO_SLOW = 408, "too-slow", "The request did not arrive in time", "slow"
@@ -33,6 +35,7 @@ class Kind(Enum):
     WRONG_SHAPE = 422, "wrong-shape", "An image has the wrong shape", "invalid"
     OPERATING_POINT = 422, "operating-point", "The calibration does not support this operating point", "invalid"
     OVERLOADED = 429, "overloaded", "There are more requests than can be answered in time", "overload"
+    RATE_LIMITED = 429, "rate-limited", "The API key has reached its limit", None
     HEAD_TOO_LARGE = 431, "head-too-large", "The head of the request is too large", None
     INTERNAL = 500, "internal", "The service failed", None
     NOT_IMPLEMENTED = 501, "not-implemented", "The service does not support what the request needs", None

@@ -29,12 +29,13 @@ _ROUTES = {
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
 _ARRAYS = {"scores", "wrong", "trust", "predictions", "label_scores", "settings", "fingerprints"}
 """parts of a calibration that are too large for a reply"""
-_HEALTH = ("/livez", "/readyz", "/healthz")
+METRICS_PATH = "/metrics"
+HEALTH = ("/livez", "/readyz", "/healthz")
 
 
 def route_name(path: str) -> str:
     """The route label of a path in metrics and logs."""
-    if path in _HEALTH:
+    if path in HEALTH:
         return "health"
     if path == "/models" or path.startswith("/models/"):
         return "models"
@@ -86,7 +87,7 @@ def add_routes(app: FastAPI, state: ServiceState, registry: CollectorRegistry, l
         )
         return _json({**_summary(state.model).model_dump(), "manifest": document})
 
-    @app.get("/metrics", tags=["health"], response_class=PlainTextResponse, responses=exposition)
+    @app.get(METRICS_PATH, tags=["health"], response_class=PlainTextResponse, responses=exposition)
     async def metrics(request: Request) -> Response:
         body, content_type = limited(request.headers.get("accept", ""))
         return Response(body, media_type=None, headers={"content-type": content_type})
@@ -154,10 +155,15 @@ def _calibration_summary(manifest: Manifest) -> dict[str, Any]:
     }
 
 
+def nothing_at(path: str) -> Problem:
+    """404."""
+    return Problem(Kind.NOT_FOUND, f"There is nothing at {quoted(path)}.")
+
+
 def _framework_problem(request: Request, error: HTTPException) -> Problem:
     """A sentence in place of Starlette's "Not Found"."""
     if error.status_code == 404:
-        return Problem(Kind.NOT_FOUND, f"There is nothing at {quoted(request.url.path)}.")
+        return nothing_at(request.url.path)
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "GET")
         return Problem.wrong_method(request.method, allowed.replace("GET", "GET, HEAD"))

@@ -17,6 +17,9 @@ from pydantic import BaseModel
 from tests.qualms.client.conftest import Scripted
 
 import qualms
+import qualms.client.errors
+from qualms.access.keys import Key
+from qualms.access.keys_file import add_key
 from qualms.bundle.file import Bundle
 from qualms.client.images import Images
 from qualms.client.protocol import MAX_CONNECTIONS
@@ -25,7 +28,7 @@ Process: TypeAlias = tuple[subprocess.Popen[str], str]
 Start: TypeAlias = Callable[..., Process]
 Predict: TypeAlias = Callable[..., Any]
 """(url, images, options of the client and of predict) → what `predict` returns"""
-_CLIENT_OPTIONS = {"headers", "request_timeout", "retries", "concurrency", "verify", "transport"}
+_CLIENT_OPTIONS = {"api_key", "headers", "request_timeout", "retries", "concurrency", "verify", "transport"}
 
 
 def predict_sync(url: str, images: Images, **options: Any) -> Any:
@@ -478,3 +481,17 @@ def test_options_that_are_not_accepted_are_named(options: dict[str, Any], senten
         with pytest.raises(qualms.QualmsError) as caught:
             kind(**options)
         assert str(caught.value) == sentence
+
+
+@both
+@pytest.mark.slow
+def test_a_key_is_sent_and_one_for_predictions_alone_is_enough(
+    predict: Predict, service_process: Start, tmp_path: Path, encode: Callable[..., bytes], draw_images: Any
+) -> None:
+    token = add_key(tmp_path / "keys", lambda digest: Key("app", digest, only=("predict",)))
+    _, url = service_process(keys_file=tmp_path / "keys")
+    image = encode(draw_images(0, 1)[0])
+    assert predict(url, [image] * 3, api_key=token)[0].prediction.label
+    with pytest.raises(qualms.client.errors.ProblemError, match="needs an API key") as error:
+        predict(url, image)
+    assert error.value.status == 401

@@ -162,7 +162,7 @@ def test_images_are_sent_in_the_encoding(
     assert {tuple(observe(body, spec)) for _, body in handler.requests} == expected
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "https://host", "http://", "http://host:port", ""])
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port", ""])
 def test_an_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(TrafficError, match=r"^The URL '.*' is not accepted; it should be like http://"):
         sender(url)

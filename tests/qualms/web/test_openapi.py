@@ -188,7 +188,7 @@ def test_the_document_lists_all_parameters_bodies_and_statuses(openapi: dict[str
         "multipart/form-data",
         "application/json",
     }
-    assert set(operation["responses"]) == {"200", "400", "408", "413", "415", "422", "429", "503", "504"}
+    assert set(operation["responses"]) == {"200", "400", "401", "403", "408", "413", "415", "422", "429", "503", "504"}
 
 
 def test_the_document_lists_all_routes_and_no_unused_error(openapi: dict[str, Any]) -> None:

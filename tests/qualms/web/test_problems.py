@@ -44,7 +44,9 @@ def test_members_without_a_value_are_left_out() -> None:
 
 def test_kinds_have_distinct_types_and_known_statuses() -> None:
     assert len({kind.slug for kind in Kind}) == len(Kind)
-    assert {kind.status for kind in Kind} == {*(400, 404, 405, 408, 413, 414, 415, 422, 429, 431, 500, 501, 503, 504)}
+    assert {kind.status for kind in Kind} == {
+        *(400, 401, 403, 404, 405, 408, 413, 414, 415, 422, 429, 431, 500, 501, 503, 504)
+    }
 
 
 @pytest.mark.parametrize(

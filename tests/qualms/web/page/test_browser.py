@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from qualms.access.keys import Key
+from qualms.access.keys_file import add_key
 from qualms.bundle.embedded import resolve_model
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -291,3 +293,26 @@ def test_of_several_models_one_can_be_selected(visit: Callable[..., Visit]) -> N
     with page.expect_request("**/models/second/predict?*"):
         page.get_by_role("button", name="Digit 3", exact=True).click()
     page.wait_for_selector("#error:not([hidden])")  # this service has no such model
+
+
+def test_the_page_asks_for_a_key_and_keeps_it_in_memory_only(
+    browser: Any, service_process: Callable[..., tuple[Any, str]], tmp_path: Path
+) -> None:
+    token = add_key(tmp_path / "keys", lambda digest: Key("visitor", digest))
+    _, url = service_process(resolve_model("demo"), keys_file=tmp_path / "keys")
+    visit = Visit(browser, url)
+    visit.page.get_by_label("API key").fill("wrong")
+    visit.page.get_by_role("button", name="Use this key").click()
+    visit.page.wait_for_selector("#error:not([hidden])")
+    visit.page.get_by_label("API key").fill(token)
+    visit.page.get_by_role("button", name="Use this key").click()
+    visit.page.wait_for_selector("#key-form", state="hidden")
+    visit.page.wait_for_selector("#samples button img")
+    assert visit.violations() == []
+    stored = visit.page.evaluate(
+        "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])"
+    )
+    assert token not in stored
+    assert token not in visit.page.content()
+    visit.page.reload()
+    visit.page.wait_for_selector("#key-form:not([hidden])")

@@ -8,10 +8,20 @@ export class ServiceError extends Error {
   }
 }
 
+// The API key is kept in this variable only, and is gone when the page is closed or loaded again.
+let key = "";
+
+export function useKey(text) {
+  key = text.trim();
+}
+
+export const hasKey = () => key !== "";
+
 async function request(path, options = {}) {
   let response;
+  const headers = key ? { ...options.headers, Authorization: `Bearer ${key}` } : options.headers;
   try {
-    response = await fetch(path, { ...options, credentials: "same-origin" });
+    response = await fetch(path, { ...options, headers, credentials: "same-origin" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ServiceError("The service cannot be reached", "Check that it is running, then try again.", 0);

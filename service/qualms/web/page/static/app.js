@@ -28,11 +28,16 @@ async function start() {
     page.models = await api.models();
   } catch (error) {
     showError(error);
+    if (error.status === 401 || error.status === 403) {
+      askForKey();
+      return;
+    }
   }
   if (!page.models.length) {
     setTimeout(start, RELOAD_MILLISECONDS);
     return;
   }
+  find("key-form").hidden = true;
   hideError();
   find("model").replaceChildren(...page.models.map((one) => element("option", { value: one.name }, one.name)));
   find("model-choice").hidden = page.models.length < 2;
@@ -140,6 +145,7 @@ async function send() {
     for (const id of ["result", "scores-block", "request-block"]) find(id).hidden = true;
     find("empty").hidden = true;
     showError(error);
+    if (error.status === 401) askForKey();
   } finally {
     if (page.sending === sending) find("result").classList.remove("busy");
   }
@@ -242,7 +248,9 @@ const quote = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replace
 
 function curl(path) {
   const type = `Content-Type: ${api.contentType(page.image)}`;
-  return `curl --data-binary ${quote(`@${page.fileName}`)} -H ${quote(type)} ${quote(String(new URL(path, document.baseURI)))}`;
+  const key = api.hasKey() ? ` -H "Authorization: Bearer $QUALMS_API_KEY"` : "";
+  const url = quote(String(new URL(path, document.baseURI)));
+  return `curl --data-binary ${quote(`@${page.fileName}`)} -H ${quote(type)}${key} ${url}`;
 }
 
 async function showStatus() {
@@ -267,6 +275,14 @@ async function showStatus() {
   if (find("recent-text").textContent !== text) find("recent-text").textContent = text;
 }
 
+// The service needs a key; the page starts again when there is one.
+function askForKey() {
+  find("model-line").textContent = "This service needs an API key.";
+  find("empty").hidden = true;
+  find("key-form").hidden = false;
+  find("key").focus();
+}
+
 function showError(error) {
   console.debug(error);
   const title = error instanceof api.ServiceError ? error.title : "Something went wrong on this page";
@@ -279,6 +295,12 @@ function hideError() {
 }
 
 function listen() {
+  find("key-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    api.useKey(find("key").value);
+    find("key").value = "";
+    start();
+  });
   find("file").addEventListener("change", (event) => {
     if (event.target.files[0]) use(event.target.files[0], event.target.files[0].name);
     event.target.value = "";

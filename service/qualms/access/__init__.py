@@ -1,0 +1,1 @@
+"""Who may use the service: API keys, certificates, proxies."""
