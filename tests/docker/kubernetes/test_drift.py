@@ -37,10 +37,9 @@ pytestmark = needs_kustomize
 
 
 def default_of(text: str) -> str:
-    """`1g` of `${SERVICE_MEMORY:-1g}`."""
+    """`1g` of `${SERVICE_MEMORY:-1g}`; any other text is itself."""
     match = re.fullmatch(r"\$\{\w+:-(.*)\}", text)
-    assert match
-    return match[1]
+    return match[1] if match else text
 
 
 def settings_of(overlay: str) -> dict[str, str]:
@@ -77,7 +76,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.Monkey
 
 
 def test_settings_with_a_value_are_those_of_compose() -> None:
-    given = {name: value for name, value in COMPOSE["environment"].items() if value is not None}
+    given = {name: default_of(value) for name, value in COMPOSE["environment"].items() if value is not None}
     assert settings_of("base") == given
 
 
@@ -100,15 +99,24 @@ def test_the_user_is_that_of_the_image() -> None:
 
 def test_all_ports_are_the_same() -> None:
     manifests = build_overlay("base")
-    (port,) = container(manifests)["ports"]
-    (service,) = only(manifests, "Service")["spec"]["ports"]
-    expected = int(settings_of("base")["QUALMS_PORT"])
-    exposed = re.search(r"^EXPOSE (\d+)$", DOCKERFILE, re.MULTILINE)
+    ports = {port["name"]: port["containerPort"] for port in container(manifests)["ports"]}
+    settings = settings_of("base")
+    http, management = int(settings["QUALMS_PORT"]), int(settings["QUALMS_MANAGEMENT_PORT"])
+    assert ports == {"http": http, "management": management}
+    services = only(manifests, "Service")["spec"]["ports"]
+    assert {port["targetPort"]: port["port"] for port in services} == ports
+    exposed = re.search(r"^EXPOSE (\d+)", DOCKERFILE, re.MULTILINE)
     assert exposed
-    assert [port["containerPort"], service["port"], int(exposed[1])] == [expected] * 3
-    assert service["targetPort"] == port["name"]
-    assert COMPOSE["ports"] == [f"${{BIND_ADDRESS:-127.0.0.1}}:${{SERVICE_PORT:-8000}}:{expected}"]
-    assert f"targets: [service:{expected}]" in (PROMETHEUS / "prometheus.yml").read_text()
+    assert int(exposed[1]) == http
+    assert COMPOSE["ports"] == [f"${{SERVICE_ADDRESS:-127.0.0.1}}:${{SERVICE_PORT:-8000}}:{http}"]
+    assert f"targets: [service:{management}]" in (PROMETHEUS / "prometheus.yml").read_text()
+    (endpoint,) = only(build_overlay("monitoring"), "ServiceMonitor")["spec"]["endpoints"]
+    assert endpoint["port"] == "management"
+
+
+@pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe", "readinessProbe"])
+def test_probes_use_the_management_port_because_it_never_needs_tls(probe: str) -> None:
+    assert container(build_overlay("base"))[probe]["httpGet"]["port"] == "management"
 
 
 @pytest.mark.parametrize(("overlay", "compose"), [("base", COMPOSE), ("gpu", COMPOSE_GPU)])
