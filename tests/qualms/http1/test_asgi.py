@@ -82,7 +82,7 @@ async def test_the_scope_has_all_parts_of_the_request() -> None:
     assert (scope["type"], scope["http_version"], scope["method"]) == ("http", "1.1", "GET")
     assert (scope["path"], scope["raw_path"], scope["query_string"]) == ("/a b/é", b"/a%20b/%C3%A9", b"c=%20d")
     assert scope["headers"] == [(b"host", b"x"), (b"x-upper", b"Value")]
-    assert (scope["scheme"], scope["root_path"], scope["state"]) == ("http", "", {})
+    assert (scope["scheme"], scope["root_path"], scope["state"]) == ("http", "", {"caller": None})
 
 
 OFFER = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"]
