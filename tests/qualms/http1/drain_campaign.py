@@ -111,7 +111,7 @@ def runs(seeds: Iterable[int], *, narrow: bool = False, loss: float = 0.0, model
 
 def _run(rng: random.Random, seed: int, link: NarrowLink | None, model: Path | str) -> Run:
     host, port = (HOST if link is None else SERVER), _free_port(rng)
-    settings = {"host": "0.0.0.0" if link else HOST, "port": port}
+    settings = {"host": "0.0.0.0" if link else HOST, "port": port, "allow_anonymous": bool(link)}
     with ExitStack() as stack:
         with link.server_side() if link else nullcontext():
             service = stack.enter_context(
