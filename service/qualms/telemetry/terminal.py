@@ -22,14 +22,15 @@ class TerminalLines:
 
     def __init__(self, verbose: bool = False) -> None:
         self._verbose = verbose
-        self._address: tuple[str, int] | None = None
+        self._address: tuple[str, str, int] | None = None
 
     def __call__(self, record: logging.LogRecord) -> bytes:
         """Return a record as text; empty if the record is not shown."""
         fields = {name: value for name, value in record.__dict__.items() if name not in _STANDARD_ATTRIBUTES}
         if record.name in _LOGGERS:
             if record.msg == "listening":
-                self._address = fields.get("host", ""), fields.get("port", 0)
+                scheme = "https" if fields.get("tls") else "http"
+                self._address = scheme, fields.get("host", ""), fields.get("port", 0)
             elif record.msg == "ready" and self._address is not None:
                 return _encode(_serving(*self._address, fields))
             elif record.msg == "draining":
@@ -54,11 +55,11 @@ class TerminalLines:
         return [line, *details]
 
 
-def _serving(host: str, port: int, fields: Mapping[str, Any]) -> str:
+def _serving(scheme: str, host: str, port: int, fields: Mapping[str, Any]) -> str:
     name = " ".join(str(fields[key]) for key in ("model", "version") if key in fields)
     device = str(fields.get("provider", "unknown")).removesuffix("ExecutionProvider")
     shown = _EVERY_ADDRESS.get(host, host)
-    url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    url = f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
     everywhere = f" and on port {port} of all other addresses of this machine" if host in _EVERY_ADDRESS else ""
     return f"Serving {name} at {url}{everywhere} (API docs: {url}/docs, device: {device}). Press Ctrl-C to stop."
 

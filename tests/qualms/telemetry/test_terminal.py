@@ -41,6 +41,14 @@ def test_address_and_model_are_one_line_once_the_service_is_ready() -> None:
     )
 
 
+def test_the_url_of_a_service_with_tls_begins_with_https() -> None:
+    lines = TerminalLines()
+    lines(record("qualms.server", logging.INFO, "listening", host="127.0.0.1", port=8443, tls=True))
+    assert lines(ready()).startswith(
+        b"Serving mnist 1.0 at https://127.0.0.1:8443 (API docs: https://127.0.0.1:8443/docs"
+    )
+
+
 @pytest.mark.parametrize(
     ("host", "start"),
     [
