@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from cyclonedx.schema import SchemaVersion
@@ -364,6 +366,51 @@ def test_the_score_log_is_written_to_the_mounted_folder(clone: Path, stack: Moni
     log = clone / "scores" / "log.jsonl"
     wait_until(lambda: log.read_bytes().count(b"\n") > 100, "the scores of served images are in the file")
     assert stack.has_data("qualms_score_log_dropped_images == 0")
+
+
+def test_with_keys_prometheus_and_the_demo_go_on_and_others_get_401(
+    images: Engine, clone: Path, tmp_path: Path
+) -> None:
+    """A second stack of the same file, with the variables of docker/README.md."""
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    command = [sys.executable, "-m", "qualms", "keys", "add", "demo", "--file", str(folder / "keys")]
+    token = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    for path in (folder, folder / "keys"):
+        os.chown(path, SERVICE_USER, SERVICE_USER)
+    ports = {name: str(free_port()) for name in ("SERVICE_PORT", "PROMETHEUS_PORT", "ALERTMANAGER_PORT")}
+    variables = {
+        **ports,
+        "QUALMS_MODEL": "demo",
+        "KEYS": str(folder),
+        "QUALMS_KEYS_FILE": "/keys/keys",
+        "QUALMS_ALLOW_ANONYMOUS": "false",
+        "QUALMS_API_KEY": token,
+        "SERVICE_CPUS": "1",
+    }
+    compose = partial(
+        images.run,
+        *compose_command(),
+        *("-p", f"{PROJECT}keys", "-f", clone / "docker-compose.yml", "--profile", "demo"),
+        **variables,
+    )
+    try:
+        compose("up", "--detach", "--no-build", *STARTED)
+        monitoring = Monitoring(
+            f"http://127.0.0.1:{ports['PROMETHEUS_PORT']}", f"http://127.0.0.1:{ports['ALERTMANAGER_PORT']}"
+        )
+        wait_until(monitoring.is_ready, "Prometheus and Alertmanager are ready")
+        answered = 'qualms_key_requests_total{key="demo", code="200"} > 20'
+        wait_until(lambda: monitoring.has_data(answered), "Prometheus has the requests of the demo's key")
+        address = f"http://127.0.0.1:{ports['SERVICE_PORT']}"
+        for route in ("/predict", "/models", "/metrics"):
+            assert httpx.get(f"{address}{route}").status_code == 401, route
+        key = {"Authorization": f"Bearer {token}"}
+        assert httpx.get(f"{address}/models", headers=key).status_code == 200
+        assert httpx.get(f"{address}/livez").status_code == 200
+        assert token not in compose("logs")
+    finally:
+        compose("down", "--volumes")
 
 
 def test_containers_stop_on_sigterm_with_exit_code_0(images: Engine, stack: Monitoring) -> None:
