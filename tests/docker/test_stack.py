@@ -270,7 +270,8 @@ def test_a_service_that_hangs_becomes_unhealthy_and_is_restarted_by_the_systemd_
     (command,) = re.findall(r"^ExecStart=/bin/sh -c '(.*)'$", unit, re.MULTILINE)
     options = ("--detach", "--init", "--name", "hanging", "--label", "autoheal=true", "--health-start-period=0s")
     health = ("--health-interval=2s", "--health-timeout=20s", "--health-retries=2")
-    images.run("docker", "run", *options, *health, "--env", "QUALMS_PORT=8000", "qualms:cpu")
+    environment = ("--env", "QUALMS_PORT=8000", "--env", "QUALMS_ALLOW_ANONYMOUS=true")
+    images.run("docker", "run", *options, *health, *environment, "qualms:cpu")
     try:
         status = partial(images.inspect, "hanging")
         wait_until(lambda: status()["State"]["Health"]["Status"] == "healthy", "the container is healthy")

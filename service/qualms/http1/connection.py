@@ -63,6 +63,7 @@ class Connection(asyncio.Protocol):
         "_used",
         "_write_paused",
         "deadline",
+        "peer",
         "since",
     )
 
@@ -88,6 +89,8 @@ class Connection(asyncio.Protocol):
         self._lingered = 0
         self.deadline = math.inf
         """when the current wait ends"""
+        self.peer = ""
+        """the address at the other end; empty if it is unknown"""
         self.since = 0.0
         """when it began"""
 
@@ -96,6 +99,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the first request."""
         self._transport = cast(asyncio.Transport, transport)
+        if name := transport.get_extra_info("peername"):  # uvloop raises an error once the connection is closed
+            self.peer = str(name[0])
         opened = transport.get_extra_info("socket")
         self._descriptor = -1 if opened is None else opened.fileno()
         # uvloop delays small writes to the end of the loop iteration, unless they exceed the high-water mark.
@@ -168,12 +173,6 @@ class Connection(asyncio.Protocol):
     def is_waiting(self) -> bool:
         """Whether no request is in progress."""
         return self._exchange is None and not self._lingering
-
-    @property
-    def peer(self) -> str:
-        """The address at the other end; empty if it is unknown."""
-        name = self._transport.get_extra_info("peername")
-        return str(name[0]) if name else ""
 
     @property
     def is_busy(self) -> bool:

@@ -203,7 +203,7 @@ def test_the_document_lists_all_routes_and_no_unused_error(openapi: dict[str, An
         "/predict",
         "/models/{name}/predict",
     }
-    assert set(openapi["paths"]["/models/{name}"]["get"]["responses"]) == {"200", "404"}
+    assert set(openapi["paths"]["/models/{name}"]["get"]["responses"]) == {"200", "401", "403", "404", "429"}
     assert "HTTPValidationError" not in openapi["components"]["schemas"]
 
 
