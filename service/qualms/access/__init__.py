@@ -1,1 +1,1 @@
-"""Who may use the service: API keys, certificates, proxies."""
+"""Access to the service: API keys, certificates, proxies."""

@@ -1,4 +1,4 @@
-"""Who sent a request, for its log line: the name of its key and the client's address."""
+"""The sender of a request in its log line: the name of its key and the client's address."""
 
 from collections.abc import Mapping
 
