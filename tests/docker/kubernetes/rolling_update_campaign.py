@@ -28,10 +28,10 @@ from urllib.parse import urlsplit
 
 from tests.docker.kubernetes.replicas import Cluster, Replica, cluster
 
-from qualms.bench.open_loop import OpenLoopResult, run_open_loop
-from qualms.bench.photographs import draw_photographs
-from qualms.bench.process_tree import cpu_seconds
-from qualms.bench.sample_images import draw_colour_pngs
+from qualms.bench.load.open_loop import OpenLoopResult, run_open_loop
+from qualms.bench.load.photographs import draw_photographs
+from qualms.bench.load.sample_images import draw_colour_pngs
+from qualms.bench.servers.process_tree import cpu_seconds
 
 REPLICAS = 4
 PRE_STOP_SECONDS = 5.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from qualms.bench.process_tree import resident
+from qualms.bench.servers.process_tree import resident
 
 HOST = "127.0.0.1"
 READY_SECONDS = 60.0

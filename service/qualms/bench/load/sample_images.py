@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageDraw
 
-from qualms.bench.photographs import PhotoKind, draw_photographs
+from qualms.bench.load.photographs import PhotoKind, draw_photographs
 from qualms.images.input_spec import InputSpec
 
 _OVERSAMPLING = 4

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qualms.bench.connection import Connection, post_requests
+from qualms.bench.load.connection import Connection, post_requests
 
 _RESERVED_FILES = 64
 """file descriptors that are not used for connections"""

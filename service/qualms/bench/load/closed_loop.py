@@ -21,8 +21,8 @@ from typing import Protocol
 import numpy as np
 import uvloop
 
-from qualms.bench.connection import Connection, content_type, post_requests
-from qualms.bench.processes import BenchError
+from qualms.bench.load.connection import Connection, content_type, post_requests
+from qualms.bench.servers.processes import BenchError
 
 _WRK_EXTRA_SECONDS = 30.0
 """how much longer than requested wrk may run before it is stopped"""

@@ -1,7 +1,7 @@
 """The server that the benchmark compares with: a plain FastAPI route with a response model, one model run per request.
 
 Its replies equal those of the service, but it decodes with Pillow, and has no batching, deadlines, metrics or limits of
-its own. Run it with `python -m qualms.bench.plain_server MODEL PORT`.
+its own. Run it with `python -m qualms.bench.servers.plain_server MODEL PORT`.
 """
 
 import sys

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from qualms.bench.closed_loop import send_requests
-from qualms.bench.processes import (
+from qualms.bench.load.closed_loop import send_requests
+from qualms.bench.servers.processes import (
     BenchError,
     Cores,
     ServerProcess,

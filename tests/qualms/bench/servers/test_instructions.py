@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from qualms.bench import comparison, instructions
-from qualms.bench.instructions import (
+from qualms.bench import comparison
+from qualms.bench.load.sample_images import draw_colour_pngs
+from qualms.bench.servers import instructions
+from qualms.bench.servers.instructions import (
     Callgrind,
     Instructions,
     InstructionsRow,
@@ -20,8 +22,7 @@ from qualms.bench.instructions import (
     parse_callgrind,
     parse_perf,
 )
-from qualms.bench.processes import BenchError
-from qualms.bench.sample_images import draw_colour_pngs
+from qualms.bench.servers.processes import BenchError
 from qualms.bench.tables import print_instructions
 
 CALLGRIND = """\

@@ -8,7 +8,7 @@ from typing import IO
 
 import pytest
 
-from qualms.bench.process_tree import (
+from qualms.bench.servers.process_tree import (
     PeakMemory,
     cpu_seconds,
     find_listener,

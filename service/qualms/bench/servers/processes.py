@@ -17,7 +17,7 @@ from types import FrameType
 from typing import IO
 from urllib.parse import urlsplit
 
-from qualms.bench.process_tree import resident
+from qualms.bench.servers.process_tree import resident
 from qualms.errors import QualmsError
 
 HOST = "127.0.0.1"
@@ -156,7 +156,7 @@ def service_command(path: str) -> Callable[[int], list[str]]:
 
 def plain_command(path: str) -> Callable[[int], list[str]]:
     """The arguments of `server` that run the plain server with a bundle."""
-    return lambda port: ["qualms.bench.plain_server", path, str(port)]
+    return lambda port: ["qualms.bench.servers.plain_server", path, str(port)]
 
 
 @contextmanager
