@@ -24,7 +24,7 @@ from qualms_training.data import load
 from qualms_training.data.download import download
 from qualms_training.data.npz import DOWNLOADABLE
 from qualms_training.errors import DataError
-from qualms_training.models.torchvision_compat import import_torchvision
+from qualms_training.models.libraries.torchvision_compat import import_torchvision
 
 GREY = np.random.default_rng(0).integers(0, 256, (4, 28, 28), dtype=np.uint8)
 COLOUR = np.random.default_rng(1).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)

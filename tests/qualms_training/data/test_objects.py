@@ -16,7 +16,7 @@ from qualms_training.data.dataset import ImageSet
 from qualms_training.data.lazy_images import LazyImages
 from qualms_training.data.objects import as_image_set, as_pixels
 from qualms_training.errors import DataError
-from qualms_training.models.torchvision_compat import import_torchvision
+from qualms_training.models.libraries.torchvision_compat import import_torchvision
 
 SPEC = InputSpec(height=8, width=8)
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 10, 12, 3), np.uint8)

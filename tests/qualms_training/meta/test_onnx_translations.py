@@ -15,7 +15,7 @@ from qualms_training.gpu import kernels
 from qualms_training.gpu.placement import optimise, place, read_graph
 from qualms_training.meta.onnx_export import OPSET
 from qualms_training.meta.onnx_translations import TRANSLATIONS
-from qualms_training.models.torchvision_compat import import_torchvision
+from qualms_training.models.libraries.torchvision_compat import import_torchvision
 
 
 def export(module: nn.Module, example: Tensor, monkeypatch: pytest.MonkeyPatch) -> bytes:

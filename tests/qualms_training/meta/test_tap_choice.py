@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qualms_training.meta.extractor import Reduce
 from qualms_training.meta.taps import Tapped, choose_taps, describe_taps, tap_shapes
-from qualms_training.models.torchvision_compat import import_torchvision
+from qualms_training.models.libraries.torchvision_compat import import_torchvision
 
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 64 * 64).reshape(2, 3, 64, 64)
 

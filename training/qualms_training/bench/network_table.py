@@ -26,9 +26,9 @@ from qualms_training.meta.meta_model import build_meta
 from qualms_training.meta.onnx_export import to_onnx
 from qualms_training.meta.taps import Tapped, choose_taps, tap_shapes
 from qualms_training.models.channels import expected_channels
+from qualms_training.models.libraries.torchvision_compat import import_torchvision
 from qualms_training.models.logits import return_logits
 from qualms_training.models.source import base_of_module
-from qualms_training.models.torchvision_compat import import_torchvision
 from qualms_training.recipe import MetaSection
 
 IMAGES, CLASSES = 500, 7

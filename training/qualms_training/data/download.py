@@ -22,7 +22,7 @@ from PIL import Image
 from qualms_training.data.dataset import ImageSet
 from qualms_training.data.npz import DOWNLOADABLE, file_name, write_npz
 from qualms_training.errors import DataError
-from qualms_training.models.torchvision_compat import import_torchvision
+from qualms_training.models.libraries.torchvision_compat import import_torchvision
 
 SPLITS = ("train", "test")
 _DIGITS = tuple("0123456789")

@@ -10,7 +10,7 @@ from torch import nn
 
 from qualms.errors import first_line
 from qualms_training.errors import ModelError, did_you_mean
-from qualms_training.models.external import check_timm_name, import_timm, torchvision_models
+from qualms_training.models.libraries.external import check_timm_name, import_timm, torchvision_models
 
 DEFAULT = "DEFAULT"
 HUB = ("hf_hub:", "hf-hub:")  # timm's prefixes of models on Hugging Face

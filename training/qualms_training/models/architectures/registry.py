@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from torch import nn
 
-from qualms_training.models.lenet import LeNet
-from qualms_training.models.resnet import ResNet20
-from qualms_training.models.small import SmallNet
-from qualms_training.models.vgg import VGG16
-from qualms_training.models.wrn import WideResNet16x4
+from qualms_training.models.architectures.lenet import LeNet
+from qualms_training.models.architectures.resnet import ResNet20
+from qualms_training.models.architectures.small import SmallNet
+from qualms_training.models.architectures.vgg import VGG16
+from qualms_training.models.architectures.wrn import WideResNet16x4
 
 _FIXED_SIZE: dict[str, Callable[[int, int, int, int], nn.Module]] = {
     "lenet": LeNet,

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from qualms_training.errors import ModelError
 from qualms_training.meta.taps import tap_shapes
-from qualms_training.models.small import SmallNet
+from qualms_training.models.architectures.small import SmallNet
 
 
 def test_size_and_taps() -> None:

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from qualms_training.meta.taps import tap_shapes
-from qualms_training.models.wrn import WideResNet16x4
+from qualms_training.models.architectures.wrn import WideResNet16x4
 
 
 def test_size_and_taps_are_the_published_ones() -> None:

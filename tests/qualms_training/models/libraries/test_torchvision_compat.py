@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from qualms_training.errors import ExtraMissingError
-from qualms_training.models.torchvision_compat import import_torchvision
+from qualms_training.models.libraries.torchvision_compat import import_torchvision
 
 pytestmark = pytest.mark.slow
 
 WORKS = """
 import torch
-from qualms_training.models.torchvision_compat import import_torchvision
+from qualms_training.models.libraries.torchvision_compat import import_torchvision
 
 torchvision = import_torchvision()
 assert import_torchvision() is torchvision

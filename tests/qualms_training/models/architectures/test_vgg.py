@@ -6,7 +6,7 @@ from torch import nn
 
 from qualms_training.errors import ModelError
 from qualms_training.meta.taps import tap_shapes
-from qualms_training.models.vgg import VGG16
+from qualms_training.models.architectures.vgg import VGG16
 
 
 def test_size_layers_and_taps_are_the_published_ones() -> None:

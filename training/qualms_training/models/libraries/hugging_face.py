@@ -13,8 +13,8 @@ from torch import nn
 
 from qualms.errors import first_line
 from qualms_training.errors import ExtraMissingError, ModelError
-from qualms_training.models.external import make_torchvision_importable
-from qualms_training.models.input_defaults import InputDefaults, from_hugging_face_config
+from qualms_training.models.libraries.external import make_torchvision_importable
+from qualms_training.models.libraries.input_defaults import InputDefaults, from_hugging_face_config
 
 PREPROCESSOR = "preprocessor_config.json"
 _GENERIC_NAME = re.compile(r"LABEL_\d+")

@@ -5,7 +5,7 @@ import torch
 
 from qualms_training.errors import ModelError
 from qualms_training.meta.taps import tap_shapes
-from qualms_training.models.lenet import LeNet
+from qualms_training.models.architectures.lenet import LeNet
 
 
 def test_size_and_taps_are_the_published_ones() -> None:

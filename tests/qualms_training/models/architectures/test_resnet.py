@@ -3,7 +3,7 @@
 import torch
 
 from qualms_training.meta.taps import tap_shapes
-from qualms_training.models.resnet import BasicBlock, ResNet20
+from qualms_training.models.architectures.resnet import BasicBlock, ResNet20
 
 
 def test_size_and_taps() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from qualms_training.models.input_defaults import from_hugging_face_config, from_timm_config
+from qualms_training.models.libraries.input_defaults import from_hugging_face_config, from_timm_config
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}

@@ -13,7 +13,7 @@ from types import ModuleType
 from torch import nn
 
 from qualms_training.errors import ExtraMissingError, ModelError, QualmsError, did_you_mean
-from qualms_training.models.torchvision_compat import import_torchvision
+from qualms_training.models.libraries.torchvision_compat import import_torchvision
 
 
 def torchvision_models(name: str) -> ModuleType:
