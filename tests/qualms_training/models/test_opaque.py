@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from qualms.bundle.runtime import GraphRunner
 from qualms_training.errors import ModelError
-from qualms_training.meta.onnx_export import to_onnx
-from qualms_training.meta.taps import Tapped
+from qualms_training.meta.export.onnx_export import to_onnx
+from qualms_training.meta.taps.tapped import Tapped
 from qualms_training.models import expected_channels, identity, load_base
 from qualms_training.models.architectures.resnet import ResNet20
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qualms_training.errors import ModelError
-from qualms_training.meta.taps import tap_shapes
+from qualms_training.meta.taps.tapped import tap_shapes
 from qualms_training.models.architectures.lenet import LeNet
 
 

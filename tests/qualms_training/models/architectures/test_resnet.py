@@ -2,7 +2,7 @@
 
 import torch
 
-from qualms_training.meta.taps import tap_shapes
+from qualms_training.meta.taps.tapped import tap_shapes
 from qualms_training.models.architectures.resnet import BasicBlock, ResNet20
 
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from qualms_training.errors import ModelError
-from qualms_training.meta.taps import tap_shapes
+from qualms_training.meta.taps.tapped import tap_shapes
 from qualms_training.models.architectures.small import SmallNet
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from qualms_training.errors import ModelError
-from qualms_training.meta.taps import tap_shapes
+from qualms_training.meta.taps.tapped import tap_shapes
 from qualms_training.models.architectures.vgg import VGG16
 
 

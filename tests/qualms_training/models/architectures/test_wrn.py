@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from qualms_training.meta.taps import tap_shapes
+from qualms_training.meta.taps.tapped import tap_shapes
 from qualms_training.models.architectures.wrn import WideResNet16x4
 
 

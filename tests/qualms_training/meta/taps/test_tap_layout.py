@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qualms_training.meta.tap_layout import Layout, canonical, canonical_shape, grid_of, layout_of
+from qualms_training.meta.taps.tap_layout import Layout, canonical, canonical_shape, grid_of, layout_of
 
 
 @pytest.mark.parametrize(

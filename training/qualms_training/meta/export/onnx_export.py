@@ -15,9 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from qualms.bundle.runtime import INPUT, GraphRunner, Images
 from qualms.errors import first_line
 from qualms_training.errors import ExportError
+from qualms_training.meta.export.graph_comparison import compare
+from qualms_training.meta.export.onnx_translations import TRANSLATIONS
 from qualms_training.meta.graph import BundleGraph
-from qualms_training.meta.graph_comparison import compare
-from qualms_training.meta.onnx_translations import TRANSLATIONS
 
 OPSET = 18
 """the newest with CUDA kernels for all our operators in every ONNX Runtime that pyproject.toml accepts"""

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from qualms_training.errors import ModelError, did_you_mean
-from qualms_training.meta.tap_choice import INPUT_SUFFIX, TapDescription, choose_taps, describe_taps, list_taps
-from qualms_training.meta.tap_layout import canonical
-from qualms_training.meta.tap_trace import describe, first_argument, first_tensor, trace
+from qualms_training.meta.taps.tap_choice import INPUT_SUFFIX, TapDescription, choose_taps, describe_taps, list_taps
+from qualms_training.meta.taps.tap_layout import canonical
+from qualms_training.meta.taps.tap_trace import describe, first_argument, first_tensor, trace
 
 __all__ = ["TapDescription", "Tapped", "choose_taps", "describe_taps", "list_taps", "open_head", "tap_shapes"]
 

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qualms.bundle.runtime import GraphRunner
+from qualms_training.meta.export.onnx_export import OPSET, to_onnx
 from qualms_training.meta.extractor import Normalise, Reduce, Statistic
-from qualms_training.meta.onnx_export import OPSET, to_onnx
 
 SIDE = 9
 STATISTICS: tuple[Statistic, ...] = ("mean", "max", "std")

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import qualms_training
 from qualms.bundle.runtime import GraphRunner
 from qualms_training.errors import ExportError
+from qualms_training.meta.export.graph_comparison import compare
+from qualms_training.meta.export.onnx_export import export_graph, to_onnx
 from qualms_training.meta.graph import BaseGraph, BundleGraph
-from qualms_training.meta.graph_comparison import compare
-from qualms_training.meta.onnx_export import export_graph, to_onnx
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from qualms.bundle.runtime import INPUT, GraphRunner
 from qualms_training.gpu import kernels
 from qualms_training.gpu.placement import optimise, place, read_graph
-from qualms_training.meta.onnx_export import OPSET
-from qualms_training.meta.onnx_translations import TRANSLATIONS
+from qualms_training.meta.export.onnx_export import OPSET
+from qualms_training.meta.export.onnx_translations import TRANSLATIONS
 from qualms_training.models.libraries.torchvision_compat import import_torchvision
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qualms_training.meta.extractor import Reduce
-from qualms_training.meta.taps import Tapped, choose_taps, describe_taps, tap_shapes
+from qualms_training.meta.taps.tapped import Tapped, choose_taps, describe_taps, tap_shapes
 from qualms_training.models.libraries.torchvision_compat import import_torchvision
 
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 64 * 64).reshape(2, 3, 64, 64)
@@ -237,7 +237,7 @@ def test_nothing_is_chosen_in_the_description_of_a_base_without_suitable_taps() 
 
 
 def test_tracing_does_not_keep_activations() -> None:
-    trace = importlib.import_module("qualms_training.meta.tap_trace").trace
+    trace = importlib.import_module("qualms_training.meta.taps.tap_trace").trace
     traced = trace(small_vit(), IMAGES)
     alive = [call.name for call in traced.calls if call.output and not call.output.storage.expired()]
     assert set(alive) <= {"heads", "heads.head"}  # the logits

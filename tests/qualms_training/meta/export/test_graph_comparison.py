@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from qualms.bundle.runtime import GraphRunner, Images
 from qualms_training.errors import ExportError
+from qualms_training.meta.export.graph_comparison import by_torch, compare
 from qualms_training.meta.graph import BundleGraph
-from qualms_training.meta.graph_comparison import by_torch, compare
 
 KNOWN, DRAWN = 40, 8
 Outputs = dict[str, NDArray[Any]]
@@ -109,7 +109,7 @@ def test_predictions_may_differ_only_between_tied_classes(
     tied = dict(outputs)
     tied["base_probabilities"] = outputs["base_probabilities"].copy()
     tied["base_probabilities"][rows, other] = outputs["base_probabilities"][rows, classes] * np.float32(1 - gap)
-    monkeypatch.setattr("qualms_training.meta.graph_comparison.by_torch", lambda *_: dict(tied))
+    monkeypatch.setattr("qualms_training.meta.export.graph_comparison.by_torch", lambda *_: dict(tied))
     swapped = {**tied, "prediction": np.where(rows == 5, other, classes)}
     if accepted:
         compare(graph, runner(swapped), images, DRAWN)

@@ -8,8 +8,8 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from qualms_training.errors import ModelError
-from qualms_training.meta.tap_layout import Layout, canonical_shape, grid_of, layout_of
-from qualms_training.meta.tap_trace import Call, Trace, Value, trace
+from qualms_training.meta.taps.tap_layout import Layout, canonical_shape, grid_of, layout_of
+from qualms_training.meta.taps.tap_trace import Call, Trace, Value, trace
 from qualms_training.models.opaque import LOGITS, PENULTIMATE
 
 INPUT_SUFFIX = ":input"

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from qualms.bundle.runtime import GraphRunner
 from qualms_training.errors import ModelError
+from qualms_training.meta.export.onnx_export import to_onnx
 from qualms_training.meta.extractor import Reduce
 from qualms_training.meta.meta_model import PooledMeta
-from qualms_training.meta.onnx_export import to_onnx
-from qualms_training.meta.taps import Tapped, choose_taps, list_taps, open_head, tap_shapes
+from qualms_training.meta.taps.tapped import Tapped, choose_taps, list_taps, open_head, tap_shapes
 from qualms_training.models import build, freeze
 
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
