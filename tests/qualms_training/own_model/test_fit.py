@@ -14,7 +14,7 @@ import qualms
 from qualms.bundle.file import open_bundle
 from qualms.cli import main
 from qualms.errors import DataError
-from qualms_training.data.synthetic import draw
+from qualms_training.data.sources.synthetic import draw
 from qualms_training.errors import ModelError, RecipeError
 from qualms_training.models import build, load_weights
 

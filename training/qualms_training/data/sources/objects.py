@@ -16,8 +16,8 @@ from PIL import Image
 from qualms.images.input_spec import InputSpec
 from qualms.images.pillow_decoder import flatten
 from qualms_training.data.dataset import ImageSet
-from qualms_training.data.folder import SUFFIXES
-from qualms_training.data.own_images import read_labelled_images
+from qualms_training.data.sources.folder import SUFFIXES
+from qualms_training.data.sources.own_images import read_labelled_images
 from qualms_training.errors import DataError
 
 _CHANNELS = (1, 3, 4)

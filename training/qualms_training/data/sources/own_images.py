@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qualms_training.data.dataset import Images, ImageSet
-from qualms_training.data.folder import has_images, read_flat_folder, read_folder
-from qualms_training.data.npz import read_npz
+from qualms_training.data.sources.folder import has_images, read_flat_folder, read_folder
+from qualms_training.data.sources.npz import read_npz
 from qualms_training.errors import DataError
 
 

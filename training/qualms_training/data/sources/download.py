@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from qualms_training.data.dataset import ImageSet
-from qualms_training.data.npz import DOWNLOADABLE, file_name, write_npz
+from qualms_training.data.sources.npz import DOWNLOADABLE, file_name, write_npz
 from qualms_training.errors import DataError
 from qualms_training.models.libraries.torchvision_compat import import_torchvision
 

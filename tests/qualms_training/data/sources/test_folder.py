@@ -8,7 +8,7 @@ from PIL import Image
 
 from qualms.images.input_spec import InputSpec
 from qualms_training.data.dataset import ImageSet
-from qualms_training.data.folder import SUFFIXES, has_images, read_flat_folder, read_folder
+from qualms_training.data.sources.folder import SUFFIXES, has_images, read_flat_folder, read_folder
 from qualms_training.errors import DataError
 
 

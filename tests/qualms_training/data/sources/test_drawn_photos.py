@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from qualms_training.data import load
-from qualms_training.data.drawn_photos import draw_photo, draw_photos
+from qualms_training.data.sources.drawn_photos import draw_photo, draw_photos
 from qualms_training.errors import DataError
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from qualms_training.data.dataset import ImageSet
-from qualms_training.data.synthetic import SETS, SIDE, draw, draw_shapes, draw_strokes, draw_textures
+from qualms_training.data.sources.synthetic import SETS, SIDE, draw, draw_shapes, draw_strokes, draw_textures
 from qualms_training.errors import DataError
 
 

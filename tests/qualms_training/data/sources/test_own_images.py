@@ -9,8 +9,8 @@ from PIL import Image
 
 from qualms.images.input_spec import InputSpec
 from qualms_training.data.dataset import Images, ImageSet
-from qualms_training.data.npz import write_npz
-from qualms_training.data.own_images import labels_by_name, read_images, read_labelled_images, without_labels
+from qualms_training.data.sources.npz import write_npz
+from qualms_training.data.sources.own_images import labels_by_name, read_images, read_labelled_images, without_labels
 from qualms_training.errors import DataError
 
 SPEC = InputSpec(height=4, width=4, colour="L")

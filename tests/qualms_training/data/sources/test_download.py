@@ -21,8 +21,8 @@ from PIL import Image
 from scipy.io import savemat
 
 from qualms_training.data import load
-from qualms_training.data.download import download
-from qualms_training.data.npz import DOWNLOADABLE
+from qualms_training.data.sources.download import download
+from qualms_training.data.sources.npz import DOWNLOADABLE
 from qualms_training.errors import DataError
 from qualms_training.models.libraries.torchvision_compat import import_torchvision
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from qualms_training.data.dataset import ImageSet
-from qualms_training.data.npz import read_npz, write_npz
+from qualms_training.data.sources.npz import read_npz, write_npz
 from qualms_training.errors import DataError
 
 GOOD: dict[str, Any] = {

@@ -14,7 +14,7 @@ from qualms.images.input_spec import InputSpec
 from qualms_training.data import dataset as dataset_module
 from qualms_training.data.dataset import ImageSet
 from qualms_training.data.lazy_images import LazyImages
-from qualms_training.data.objects import as_image_set, as_pixels
+from qualms_training.data.sources.objects import as_image_set, as_pixels
 from qualms_training.errors import DataError
 from qualms_training.models.libraries.torchvision_compat import import_torchvision
 
