@@ -130,7 +130,7 @@ def test_the_python_example_runs(folder_with_digits: Path) -> None:
 
 
 def test_every_named_recipe_exists() -> None:
-    named = {match[1] for page in PAGES.values() for match in re.finditer(r"qualms train (?!my|mine)(\S+)", page)}
+    named = {match[1] for page in PAGES.values() for match in re.finditer(r"qualms train (?!my|mine)([\w.-]+)", page)}
     assert "tiny" in named
     assert named <= {*recipe_names(), "RECIPE"}
 
