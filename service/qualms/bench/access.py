@@ -1,4 +1,4 @@
-"""What access control costs: the service with keys, with limited keys and with TLS, against the service without, in one run.
+"""The cost of access control: the service with keys, with limited keys and with TLS, against the service without, in one run.
 
 It also checks that the time of looking up a key does not depend on how much of a token is right.
 """

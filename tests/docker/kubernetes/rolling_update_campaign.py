@@ -42,7 +42,7 @@ CONNECTIONS_PER_REPLICA = 4
 
 @dataclass
 class Rollout:
-    """What happened to replicas and requests."""
+    """The events of replicas and requests."""
 
     load: OpenLoopResult
     replaced: Counter[str] = field(default_factory=Counter)

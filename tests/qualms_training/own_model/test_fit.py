@@ -131,7 +131,7 @@ def test_taps_lists_the_choice_without_weights(
 
 
 def failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What a command that fails prints to standard error."""
+    """The text that a failing command prints to standard error."""
     assert run(monkeypatch, *arguments) == 2
     error = capsys.readouterr().err
     assert "Traceback" not in error

@@ -28,7 +28,7 @@ FIT_IMAGES = 64
 
 @dataclass(frozen=True)
 class TrialExport:
-    """What the trial showed."""
+    """The result of the trial."""
 
     bytes: int
     """of the graph"""

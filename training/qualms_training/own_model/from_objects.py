@@ -91,7 +91,7 @@ def fit_objects(
 
 
 def _sets(train: Any, held_out: Any, display: Display) -> tuple[ImageSet, ImageSet]:
-    """Training and held-out images; a folder alone is divided as its layout says."""
+    """Training and held-out images; a folder alone is divided by its layout."""
     if held_out is not None:
         return as_image_set(train, name=DATA, split="train"), as_image_set(held_out, name=DATA, split="test")
     if not isinstance(train, str | Path):

@@ -1,6 +1,6 @@
 """The user's own data: a folder with one folder of images per class, or a flat folder of images without labels.
 
-`qualms_training.data.layout` tells which folders are splits.
+`qualms_training.data.layout` determines which folders are splits.
 """
 
 from collections.abc import Iterator

@@ -25,7 +25,7 @@ MAIN_SHARE = 0.8
 
 @dataclass(frozen=True)
 class TapDescription:
-    """What is known of one module of a base as a tap."""
+    """One module of a base as a tap: its shape, and whether and why it is chosen."""
 
     name: str
     shape: tuple[int, ...]

@@ -124,7 +124,7 @@ def first_argument(args: tuple[object, ...], kwargs: dict[str, object]) -> Tenso
 
 
 def describe(value: object) -> str:
-    """What a module returned, for messages."""
+    """The value that a module returned, for messages."""
     return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 

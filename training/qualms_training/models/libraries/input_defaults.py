@@ -1,4 +1,4 @@
-"""How a pretrained model wants its images, from its own configuration: timm's, torchvision's or Hugging Face's."""
+"""The input that a pretrained model was trained on, from its own configuration: timm's, torchvision's or Hugging Face's."""
 
 import math
 from collections.abc import Mapping, Sequence
