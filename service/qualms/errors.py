@@ -19,7 +19,7 @@ QualmsError
 ├── SigningKeyError        a file of signing keys cannot be used                   (qualms.signing.keys)
 ├── ScoreError             files cannot be scored as requested                     (qualms.score.items)
 ├── ClusterError           a Ray cluster cannot be reached, or work on it failed    (qualms.cluster.connection)
-├── BenchError             a benchmark cannot run with the given options           (qualms.bench.processes)
+├── BenchError             a benchmark cannot run with the given options           (qualms.bench.servers.processes)
 ├── TrafficError           the service cannot be reached or does not answer        (qualms.demo.traffic)
 ├── ClientError            a request of the client got no result; subclasses there    (qualms.client.errors)
 ├── RecipeError            a recipe has an unknown key or an invalid value         (qualms_training.errors)

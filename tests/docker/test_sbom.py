@@ -36,7 +36,7 @@ Version: 1:12.2.0-14
 
 
 def report(packages: dict[str, str]) -> dict[str, Any]:
-    """What pip reports of an installation, with the fields that are used; the hashes are not those of real files."""
+    """pip's report of an installation, with the fields that are used; the hashes are not those of real files."""
     return {
         "install": [
             {

@@ -10,7 +10,7 @@ from qualms_training.console import Display, ProgressLines, default_console, dur
 
 
 class Clock:
-    """Seconds that pass only when a test says so."""
+    """A clock that only a test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0

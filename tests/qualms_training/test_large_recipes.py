@@ -13,7 +13,7 @@ from qualms_training.fitting.loop import Hooks
 from qualms_training.fitting.meta_trainer import StoppingData, head_outputs, train_meta
 from qualms_training.meta.extractor import Extractor, Normalise, build_reduce
 from qualms_training.meta.meta_model import PooledMeta, build_meta
-from qualms_training.meta.taps import Tapped
+from qualms_training.meta.taps.tapped import Tapped
 from qualms_training.models import build, freeze
 from qualms_training.recipe import Optimisation, load_recipe
 

@@ -17,7 +17,7 @@ from qualms_training.errors import RecipeError
 from qualms_training.fitting.loop import make_optimizer
 from qualms_training.meta.extractor import Reduce
 from qualms_training.meta.meta_model import PooledMeta, PublishedMeta
-from qualms_training.meta.taps import Tapped, choose_taps, tap_shapes
+from qualms_training.meta.taps.tapped import Tapped, choose_taps, tap_shapes
 from qualms_training.models import build, freeze
 from qualms_training.recipe import (
     REPORTED_ENCODINGS,

@@ -341,7 +341,7 @@ def data(
     ] = None,
 ) -> None:
     """Download a data set and write it as NAME-SPLIT.npz files."""
-    from qualms_training.data.download import download
+    from qualms_training.data.sources.download import download
 
     for path in download(name, out, mirror):
         typer.echo(f"wrote {path}")

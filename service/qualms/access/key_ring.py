@@ -1,7 +1,7 @@
 """The keys that are accepted now, each with its limits and the statuses of its replies.
 
-Keys are found by the digest of the token, so the time of a look-up tells nothing about stored tokens: nobody can choose a
-token by its digest. The digests are then compared in constant time.
+Keys are found by the digest of the token, so the time of a look-up does not depend on how much of a token is right: a client
+cannot choose a token by its digest. The digests are then compared in constant time.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""What access control costs: the service with keys, with limited keys and with TLS, against the service without, in one run.
+"""The cost of access control: the service with keys, with limited keys and with TLS, against the service without, in one run.
 
 It also checks that the time of looking up a key does not depend on how much of a token is right.
 """
@@ -21,9 +21,10 @@ from rich.table import Table
 from qualms.access.key_ring import KeyRing
 from qualms.access.keys import Key, new_token, token_digest
 from qualms.access.keys_file import add_key
-from qualms.bench.closed_loop import Wrk
-from qualms.bench.process_tree import cpu_seconds
-from qualms.bench.processes import (
+from qualms.bench.load.closed_loop import Wrk
+from qualms.bench.load.sample_images import Pictures, sample_files
+from qualms.bench.servers.process_tree import cpu_seconds
+from qualms.bench.servers.processes import (
     HOST,
     BenchError,
     choose_cores,
@@ -33,7 +34,6 @@ from qualms.bench.processes import (
     server,
     service_command,
 )
-from qualms.bench.sample_images import Pictures, sample_files
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import open_bundle
 

@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 Pictures = Literal["digits", "colour", "photo-224", "photo-640", "photo-12mp"]
-"""as in qualms.bench.sample_images, which is not imported here, because it needs Pillow"""
+"""as in qualms.bench.load.sample_images, which is not imported here, because it needs Pillow"""
 _COMPARISON = ("bundle", "seconds", "rounds", "concurrency", "profile", "instructions", "cores", "pid")
 """options that the overload and the attacks do not have"""
 _NOT_WHEN_SCORING = (
@@ -211,7 +211,7 @@ def _overload(
     pictures: Pictures,
 ) -> None:
     """Overload by small requests, or by a mix of them with photographs."""
-    from qualms.bench.processes import BenchError
+    from qualms.bench.servers.processes import BenchError
 
     if pictures not in ("digits", "colour"):
         raise BenchError(
@@ -232,7 +232,7 @@ def _overload(
 
 def _refuse(context: typer.Context, mode: str, *options: str) -> None:
     """Raise BenchError if one of these options was given, because `mode` does not have it."""
-    from qualms.bench.processes import BenchError
+    from qualms.bench.servers.processes import BenchError
 
     for option in options:
         if _is_given(context, option):
@@ -242,7 +242,7 @@ def _refuse(context: typer.Context, mode: str, *options: str) -> None:
 
 def _require(context: typer.Context, option: str, mode: str) -> None:
     """Raise BenchError if this option was given, because it belongs to `mode`."""
-    from qualms.bench.processes import BenchError
+    from qualms.bench.servers.processes import BenchError
 
     if _is_given(context, option):
         raise BenchError(f"The option --{option.replace('_', '-')} is accepted only together with {mode}.")

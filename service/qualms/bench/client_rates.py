@@ -17,10 +17,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from qualms.bench.closed_loop import LoadGenerator, default_generator
-from qualms.bench.connection import content_type
-from qualms.bench.processes import choose_cores, exit_on_sigterm, pinned, server, service_command
-from qualms.bench.sample_images import Pictures, sample_files
+from qualms.bench.load.closed_loop import LoadGenerator, default_generator
+from qualms.bench.load.connection import content_type
+from qualms.bench.load.sample_images import Pictures, sample_files
+from qualms.bench.servers.processes import choose_cores, exit_on_sigterm, pinned, server, service_command
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import open_bundle
 from qualms.client.async_client import AsyncClient

@@ -18,7 +18,7 @@ import orjson
 from rich.console import Console
 from rich.progress import Progress
 
-from qualms.bench.closed_loop import (
+from qualms.bench.load.closed_loop import (
     LoadGenerator,
     LoadResult,
     default_generator,
@@ -26,11 +26,12 @@ from qualms.bench.closed_loop import (
     run_closed_loop,
     send_requests,
 )
-from qualms.bench.connection import content_type
-from qualms.bench.instructions import count_instructions, find_callgrind, find_perf
+from qualms.bench.load.connection import content_type
+from qualms.bench.load.sample_images import Pictures, sample_files
 from qualms.bench.machine_limit import Limit, LimitMeter
-from qualms.bench.process_tree import RequestMemory, cpu_seconds, find_listener, measure_requests
-from qualms.bench.processes import (
+from qualms.bench.servers.instructions import count_instructions, find_callgrind, find_perf
+from qualms.bench.servers.process_tree import RequestMemory, cpu_seconds, find_listener, measure_requests
+from qualms.bench.servers.processes import (
     HOST,
     BenchError,
     Cores,
@@ -42,7 +43,6 @@ from qualms.bench.processes import (
     server,
     service_command,
 )
-from qualms.bench.sample_images import Pictures, sample_files
 from qualms.bench.tables import (
     ComparisonRow,
     ServerLoad,

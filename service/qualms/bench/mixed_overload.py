@@ -21,11 +21,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from qualms.bench.closed_loop import median, run_closed_loop, send_requests
-from qualms.bench.open_loop import OpenLoopResult, run_open_loop
+from qualms.bench.load.closed_loop import median, run_closed_loop, send_requests
+from qualms.bench.load.open_loop import OpenLoopResult, run_open_loop
+from qualms.bench.load.photographs import draw_photographs
+from qualms.bench.load.sample_images import SmallPictures, sample_files
 from qualms.bench.overload import Poll, poll_service
-from qualms.bench.photographs import draw_photographs
-from qualms.bench.processes import (
+from qualms.bench.servers.processes import (
     BenchError,
     ServerProcess,
     choose_cores,
@@ -34,7 +35,6 @@ from qualms.bench.processes import (
     server,
     service_command,
 )
-from qualms.bench.sample_images import SmallPictures, sample_files
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import open_bundle
 

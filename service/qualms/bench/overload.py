@@ -15,10 +15,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from qualms.bench.closed_loop import LoadResult, median, run_closed_loop
-from qualms.bench.connection import Connection
-from qualms.bench.open_loop import OpenLoopResult, run_open_loop
-from qualms.bench.processes import (
+from qualms.bench.load.closed_loop import LoadResult, median, run_closed_loop
+from qualms.bench.load.connection import Connection
+from qualms.bench.load.open_loop import OpenLoopResult, run_open_loop
+from qualms.bench.load.sample_images import SmallPictures, sample_files
+from qualms.bench.servers.processes import (
     BenchError,
     ServerProcess,
     choose_cores,
@@ -27,7 +28,6 @@ from qualms.bench.processes import (
     server,
     service_command,
 )
-from qualms.bench.sample_images import SmallPictures, sample_files
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import open_bundle
 

@@ -20,9 +20,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from qualms.bench.process_tree import PeakMemory
-from qualms.bench.processes import BenchError, Cores, choose_cores, exit_on_sigterm, pinned
-from qualms.bench.sample_images import Pictures, sample_files
+from qualms.bench.load.sample_images import Pictures, sample_files
+from qualms.bench.servers.process_tree import PeakMemory
+from qualms.bench.servers.processes import BenchError, Cores, choose_cores, exit_on_sigterm, pinned
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import Bundle, open_bundle
 from qualms.bundle.runtime import GraphRunner

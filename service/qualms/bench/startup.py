@@ -16,11 +16,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from qualms.bench import closed_loop
-from qualms.bench.closed_loop import BuiltInClient, LoadGenerator, LoadResult
-from qualms.bench.connection import content_type
+from qualms.bench.load import closed_loop
+from qualms.bench.load.closed_loop import BuiltInClient, LoadGenerator, LoadResult
+from qualms.bench.load.connection import content_type
+from qualms.bench.load.sample_images import Pictures, sample_files
 from qualms.bench.machine_limit import LimitMeter
-from qualms.bench.processes import (
+from qualms.bench.servers.processes import (
     BenchError,
     Cores,
     choose_cores,
@@ -30,7 +31,6 @@ from qualms.bench.processes import (
     server,
     service_command,
 )
-from qualms.bench.sample_images import Pictures, sample_files
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import open_bundle
 

@@ -9,11 +9,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from qualms.bench.closed_loop import LoadResult, Replies, run_closed_loop
-from qualms.bench.instructions import Instructions, InstructionsRow
+from qualms.bench.load.closed_loop import LoadResult, Replies, run_closed_loop
 from qualms.bench.machine_limit import Limit
-from qualms.bench.process_tree import RequestMemory
-from qualms.bench.processes import get
+from qualms.bench.servers.instructions import Instructions, InstructionsRow
+from qualms.bench.servers.process_tree import RequestMemory
+from qualms.bench.servers.processes import get
 
 _MB = 1e6
 _STAGES = ("queue", "decode", "inference")

@@ -1,6 +1,6 @@
 """Images of any kind to the bytes of a file that the service accepts, without loss, and lists of them to request bodies.
 
-Neither NumPy nor Pillow is needed: whoever passes an array or a PIL image has imported them.
+Neither NumPy nor Pillow is imported here: a program that passes an array or a PIL image has imported it.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""What the two clients share: URLs, headers, queries and replies of the service."""
+"""The shared part of the two clients: URLs, headers, queries and replies of the service."""
 
 import math
 import re

@@ -2,8 +2,8 @@
 
 One pipeline of Ray Data: a source that runs on the node of this process, and tasks on any node. Tasks are plain ones and not those
 of an actor pool, because Ray Data binds a task to its actor: a task of a node that is lost would wait until the actor can be
-started again, for ever if nothing replaces the node. Plain tasks run again on other nodes. What they need, such as a model, is kept
-by the process that runs them, so that it is opened once per process.
+started again, for ever if nothing replaces the node. Plain tasks run again on other nodes. Their resources, such as a
+model, are kept by the process that runs them, so that they are opened once per process.
 """
 
 import pickle
@@ -100,7 +100,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 _opened: dict[str, Callable[[Any], Any]] = {}
-"""the function of this process; a process that is given another one forgets the first"""
+"""the function of this process; another one replaces it"""
 
 
 def _run(block: Any, opener: Opener[Any, Any]) -> Any:

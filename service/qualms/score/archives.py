@@ -45,7 +45,7 @@ class ArchiveError(Exception):
 
 
 class Decompressor(Protocol):
-    """What the decompressors of the standard library have in common."""
+    """The interface that the decompressors of the standard library share."""
 
     @property
     def eof(self) -> bool: ...  # noqa: D102

@@ -113,7 +113,7 @@ def _system(uri: str) -> tuple[Any, str]:
 
 
 def _reason(error: Exception) -> str:
-    """What the message of pyarrow means, or its first line."""
+    """The meaning of the message of pyarrow, or its first line."""
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
         return "permission denied"
     text = str(error)

@@ -1,4 +1,4 @@
-"""The files to score: each is one line of the list, and knows how its bytes are read."""
+"""The files to score: each is one line of the list, with the way in which its bytes are read."""
 
 import errno
 import json

@@ -29,7 +29,7 @@ from qualms.score.state import Identity, State, full_disk
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run found."""
+    """The result of a run."""
 
     summary: SummaryResult
     files: int

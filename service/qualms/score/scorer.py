@@ -33,7 +33,7 @@ _DECODE_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """What determines the rows of a run, beside the model and the files."""
+    """The options that determine the rows of a run, beside the model and the files."""
 
     point: OperatingPoint = DEFAULT_OPERATING_POINT
     alpha: bool = False

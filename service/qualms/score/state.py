@@ -30,7 +30,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True)
 class Identity:
-    """What must be the same for a run to be continued."""
+    """The values that must be the same for a run to be continued."""
 
     model: str
     """digest of the bundle"""
@@ -39,7 +39,7 @@ class Identity:
     """digest of the list"""
 
     def difference(self, other: dict[str, Any]) -> str | None:
-        """What differs from the identity in a state folder, in words; None if nothing does."""
+        """The first difference from the identity in a state folder, in words; None if there is none."""
         if other.get("version") != VERSION:
             return "by another version of qualms"
         if other.get("model") != self.model:

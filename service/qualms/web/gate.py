@@ -1,6 +1,6 @@
 """Whether a request may be answered: its key, what that may be used for, and its limits.
 
-Both entrances of the application ask here before the body is read: the direct one for predictions, and ASGI for all other
+Both entrances of the application call this before the body is read: the direct one for predictions, and ASGI for all other
 routes. Every path needs a key unless it is listed as public, so that a new route is never open by mistake.
 """
 
@@ -34,7 +34,7 @@ _log = logging.getLogger("qualms.access")
 
 
 def scope_of(path: str) -> str | None:
-    """What a key must allow for this path; None if no key is needed."""
+    """The use that a key must allow for this path; None if no key is needed."""
     if path == PREDICT_PATH:
         return PREDICT
     if path in _PUBLIC or (path.startswith(_PAGE) and "/" not in path[len(_PAGE) :]):

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from tests.docker.stack import free_port
+from tests.qualms.fuzz.service import is_ready
 
 HOST = "127.0.0.1"
 READY_SECONDS = 180.0
@@ -64,7 +64,7 @@ class Replica:
     def wait_until_ready(self) -> None:
         """Wait until the replica is ready, as a startup probe does."""
         deadline = time.monotonic() + READY_SECONDS
-        while not _is_ready(self.port):
+        while not is_ready(self.port, seconds=10):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"The replica on port {self.port} is not ready: {self.log.read_text()[-2000:]}")
             time.sleep(0.05)
@@ -76,17 +76,6 @@ class Replica:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(EXIT_SECONDS)
         return self.process.poll(), time.monotonic() - start
-
-
-def _is_ready(port: int) -> bool:
-    connection = HTTPConnection(HOST, port, timeout=10)
-    try:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == 200
-    except (OSError, HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 class Cluster:

@@ -28,10 +28,10 @@ from urllib.parse import urlsplit
 
 from tests.docker.kubernetes.replicas import Cluster, Replica, cluster
 
-from qualms.bench.open_loop import OpenLoopResult, run_open_loop
-from qualms.bench.photographs import draw_photographs
-from qualms.bench.process_tree import cpu_seconds
-from qualms.bench.sample_images import draw_colour_pngs
+from qualms.bench.load.open_loop import OpenLoopResult, run_open_loop
+from qualms.bench.load.photographs import draw_photographs
+from qualms.bench.load.sample_images import draw_colour_pngs
+from qualms.bench.servers.process_tree import cpu_seconds
 
 REPLICAS = 4
 PRE_STOP_SECONDS = 5.0
@@ -42,7 +42,7 @@ CONNECTIONS_PER_REPLICA = 4
 
 @dataclass
 class Rollout:
-    """What happened to replicas and requests."""
+    """The events of replicas and requests."""
 
     load: OpenLoopResult
     replaced: Counter[str] = field(default_factory=Counter)

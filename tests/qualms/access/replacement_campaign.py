@@ -23,7 +23,7 @@ import httpx
 
 from qualms.access.keys import Key
 from qualms.access.keys_file import add_key, remove_key
-from qualms.bench.processes import free_port
+from qualms.bench.servers.processes import free_port
 from qualms.files import write_bytes
 
 _STEP_SECONDS = 0.7

@@ -44,7 +44,7 @@ def test_tls_alone_is_not_enough() -> None:
         ({"host": "0.0.0.0", "allow_anonymous": True}, "WARNING", "anyone who can reach the service may use it"),
     ],
 )
-def test_the_log_says_which_applies(
+def test_the_log_names_the_setting_that_applies(
     given: dict[str, Any], level: str, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from qualms.bench.client_rates import run_client_rates
-from qualms.bench.closed_loop import BuiltInClient
+from qualms.bench.load.closed_loop import BuiltInClient
 
 
 @pytest.mark.slow

@@ -20,8 +20,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from qualms import cli
-from qualms.bench import comparison, plain_server
-from qualms.bench.closed_loop import (
+from qualms.bench import comparison
+from qualms.bench.comparison import compare
+from qualms.bench.load.closed_loop import (
     BuiltInClient,
     LoadResult,
     Wrk,
@@ -31,13 +32,13 @@ from qualms.bench.closed_loop import (
     run_closed_loop,
     send_requests,
 )
-from qualms.bench.comparison import compare
-from qualms.bench.connection import post_requests
+from qualms.bench.load.connection import post_requests
+from qualms.bench.load.photographs import PhotoKind, draw_photographs
+from qualms.bench.load.sample_images import draw_colour_pngs, draw_pngs, sample_files
 from qualms.bench.machine_limit import Limit, LimitMeter
-from qualms.bench.photographs import PhotoKind, draw_photographs
-from qualms.bench.process_tree import RequestMemory
-from qualms.bench.processes import HOST, BenchError, Cores, choose_cores, free_port, pinned, server
-from qualms.bench.sample_images import draw_colour_pngs, draw_pngs, sample_files
+from qualms.bench.servers import plain_server
+from qualms.bench.servers.process_tree import RequestMemory
+from qualms.bench.servers.processes import HOST, BenchError, Cores, choose_cores, free_port, pinned, server
 from qualms.bench.tables import ComparisonRow, ServerLoad, print_comparison, print_costs, print_memory
 from qualms.bundle.file import open_bundle
 from qualms.decisions.verdicts import Decider

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from qualms import cli
 from qualms.bench import mixed_overload
+from qualms.bench.load.open_loop import OpenLoopResult
 from qualms.bench.mixed_overload import KindResult, MixedResult, mix_capacity, print_mixed, run_mixed_overload
-from qualms.bench.open_loop import OpenLoopResult
 from qualms.bench.overload import Poll
-from qualms.bench.processes import BenchError
+from qualms.bench.servers.processes import BenchError
 
 
 def kind(name: str, capacity: float, sent: int, in_time: int, late: int = 0, deadline: float = 0.5) -> KindResult:

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from qualms import cli
 from qualms.bench import overload
-from qualms.bench.closed_loop import LoadResult
-from qualms.bench.open_loop import OpenLoopResult, run_open_loop
+from qualms.bench.load.closed_loop import LoadResult
+from qualms.bench.load.open_loop import OpenLoopResult, run_open_loop
 from qualms.bench.overload import OverloadResult, Poll, measure, poll_service, print_overload, run_overload
-from qualms.bench.processes import HOST, BenchError, ServerProcess, free_port
+from qualms.bench.servers.processes import HOST, BenchError, ServerProcess, free_port
 
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CLOSING = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from qualms.bench.processes import BenchError
 from qualms.bench.scoring import ScoreRun, Scoring, run_scoring
+from qualms.bench.servers.processes import BenchError
 from qualms.bundle.file import Bundle
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from qualms.bench.processes import BenchError
+from qualms.bench.servers.processes import BenchError
 from qualms.bench.startup import CONCURRENCIES, read_memory, run_startup
 
 

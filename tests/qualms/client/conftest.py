@@ -30,7 +30,7 @@ def digit_file(tmp_path: Path, digits: list[bytes]) -> Path:
 
 @dataclass
 class Scripted:
-    """A server that answers as a test says: behaviour of other services and proxies, which ours does not show."""
+    """A server whose replies a test chooses: behaviour of other services and proxies, which ours does not show."""
 
     url: str
     answer: Callable[[str, dict[str, str], bytes], Reply] = lambda *_: (500, {}, b"")

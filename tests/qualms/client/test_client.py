@@ -297,7 +297,7 @@ def test_a_cancelled_task_ends_its_requests_and_leaves_the_client_usable(
             assert len(asyncio.all_tasks()) == before
             assert await client.predict(digits[0]) == expected
             served = -1
-            async with asyncio.timeout(10):  # what was queued is finished, and nothing follows
+            async with asyncio.timeout(10):  # queued requests are finished, and no others follow
                 while served != (served := processed(url)):
                     await asyncio.sleep(0.3)
             return expected

@@ -80,7 +80,7 @@ def test_a_path_is_read_and_bytes_are_sent_as_they_are(tmp_path: Path) -> None:
         (bytes(101), "images[4]: It has more bytes than the service accepts; accepted: at most 100."),
     ],
 )
-def test_what_cannot_be_sent_is_an_image_error_that_names_the_image(image: Any, sentence: str) -> None:
+def test_objects_that_cannot_be_sent_raise_an_image_error_that_names_the_image(image: Any, sentence: str) -> None:
     with pytest.raises(ImageError) as caught:
         encode(image, 4, RequestLimits(max_body_bytes=100))
     assert str(caught.value).startswith(sentence)

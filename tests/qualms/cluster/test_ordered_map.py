@@ -1,4 +1,4 @@
-"""What a node does with its tasks; the whole pipeline is tested in tests/qualms/score/test_ray_executor.py."""
+"""The work of a node on its tasks; the whole pipeline is tested in tests/qualms/score/test_ray_executor.py."""
 
 import pickle
 from collections.abc import Callable

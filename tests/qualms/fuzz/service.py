@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from qualms.bench.process_tree import resident
+from qualms.bench.servers.process_tree import resident
 
 HOST = "127.0.0.1"
 READY_SECONDS = 60.0
@@ -54,7 +54,7 @@ class Service:
 
     def is_ready(self) -> bool:
         """Whether the service is ready."""
-        return _is_ready(self.port)
+        return is_ready(self.port)
 
     def library_lines(self) -> int:
         """Number of lines on standard error, which C libraries print about damaged files."""
@@ -109,14 +109,15 @@ def _port_when_ready(process: subprocess.Popen[bytes], log: Path, stderr: Path) 
     end = time.monotonic() + READY_SECONDS
     while time.monotonic() < end and process.poll() is None:
         listening = re.search(rb'"message":"listening".*"port":(\d+)', log.read_bytes())
-        if listening and _is_ready(port := int(listening[1])):
+        if listening and is_ready(port := int(listening[1])):
             return port
         time.sleep(0.02)
     raise RuntimeError(f"The service is not ready: {log.read_text()}{stderr.read_text()}")
 
 
-def _is_ready(port: int) -> bool:
-    connection = HTTPConnection(HOST, port, timeout=READY_SECONDS)
+def is_ready(port: int, seconds: float = READY_SECONDS) -> bool:
+    """Whether /readyz is 200; an answer may take `seconds`."""
+    connection = HTTPConnection(HOST, port, timeout=seconds)
     try:
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200

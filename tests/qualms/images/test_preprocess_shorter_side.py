@@ -11,7 +11,7 @@ from qualms.images.input_spec import InputSpec
 from qualms.images.pillow_decoder import MAX_ASPECT_RATIO
 from qualms.images.preprocess import preprocess, preprocess_array, preprocess_batch
 from qualms_training.errors import ExtraMissingError
-from qualms_training.models.torchvision_compat import import_torchvision
+from qualms_training.models.libraries.torchvision_compat import import_torchvision
 
 SPEC = InputSpec(height=22, width=18, resize="bilinear", fit="crop", shorter_side=25)
 SIZES = [

@@ -319,7 +319,7 @@ def test_a_killed_run_leaves_no_processes_and_continues_to_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_ctrl_c_says_how_to_continue(
+def test_ctrl_c_prints_how_to_continue(
     bundle: Bundle, images: Path, tmp_path: Path, until: Callable[[Callable[[], bool]], None]
 ) -> None:
     state = tmp_path / ".out.csv.qualms" / "run.json"

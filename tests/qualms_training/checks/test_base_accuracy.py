@@ -21,7 +21,7 @@ def sample(
 @pytest.mark.parametrize(
     ("classes", "n", "accuracy"), [(2, 256, 0.7), (10, 256, 0.4), (1000, 64, 0.3), (1000, 32, 0.5)]
 )
-def test_a_base_that_knows_the_classes_passes(classes: int, n: int, accuracy: float) -> None:
+def test_a_base_with_better_than_chance_accuracy_passes(classes: int, n: int, accuracy: float) -> None:
     check_accuracy(measure_accuracy(*sample(classes, n, accuracy)))
 
 

@@ -154,7 +154,7 @@ def test_validation_images_are_added_to_few_test_images(test: int, pooled: bool,
 
 
 @pytest.mark.parametrize(("saw", "warned"), [("all", True), ("other-data", False)])
-def test_dividing_a_folder_says_when_the_calibration_is_valid(saw: str, warned: bool, tmp_path: Path) -> None:
+def test_dividing_a_folder_states_when_the_calibration_is_valid(saw: str, warned: bool, tmp_path: Path) -> None:
     fill(tmp_path, 400)
     plan = plan_splits(find_layout(tmp_path), weights_saw=saw)  # type: ignore[arg-type]
     assert plan.held_out == "test"
@@ -163,7 +163,7 @@ def test_dividing_a_folder_says_when_the_calibration_is_valid(saw: str, warned: 
     assert ("valid only if the base was not trained on these images" in text) == warned
 
 
-def test_the_error_for_too_few_images_says_how_many_are_needed_for_what(tmp_path: Path) -> None:
+def test_the_error_for_too_few_images_lists_how_many_each_split_needs(tmp_path: Path) -> None:
     fill(tmp_path / "train", 100)
     fill(tmp_path / "test", 100)
     with pytest.raises(DataError) as caught:

@@ -9,8 +9,8 @@ from PIL import Image
 from qualms.images.input_spec import InputSpec
 from qualms_training.data import load, load_ood
 from qualms_training.data.dataset import Images, ImageSet
-from qualms_training.data.given_sets import GivenSets
-from qualms_training.data.npz import write_npz
+from qualms_training.data.sources.given_sets import GivenSets
+from qualms_training.data.sources.npz import write_npz
 from qualms_training.errors import DataError
 
 

@@ -14,9 +14,9 @@ from qualms_training.console import Display
 from qualms_training.data import dataset, load
 from qualms_training.data.dataset import ImageSet
 from qualms_training.data.lazy_images import LazyImages, Pixels
-from qualms_training.data.npz import write_npz
 from qualms_training.data.prepare import CORRUPTED, LabelledSplit, PreparedData, itself, ood_sets, prepare
-from qualms_training.data.synthetic import draw_shapes, draw_textures
+from qualms_training.data.sources.npz import write_npz
+from qualms_training.data.sources.synthetic import draw_shapes, draw_textures
 from qualms_training.errors import DataError
 from qualms_training.recipe import Recipe
 

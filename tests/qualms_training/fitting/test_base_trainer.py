@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from qualms_training.data.synthetic import draw_shapes
+from qualms_training.data.sources.synthetic import draw_shapes
 from qualms_training.fitting.base_trainer import crop_and_flip, predict_logits, train_base
 from qualms_training.fitting.loop import Hooks, Progress
 from qualms_training.meta.extractor import Normalise

@@ -15,7 +15,7 @@ from qualms_training.errors import ModelError
 from qualms_training.fitting import probe
 from qualms_training.fitting.feature_cache import Features, cache_key, cached_features
 from qualms_training.meta.extractor import Extractor, Normalise, Reduce
-from qualms_training.meta.taps import Tapped
+from qualms_training.meta.taps.tapped import Tapped
 from qualms_training.models import build, freeze
 
 CPU = torch.device("cpu")

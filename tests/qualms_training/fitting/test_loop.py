@@ -267,7 +267,7 @@ from pathlib import Path
 import torch
 
 from qualms_training.fitting.base_trainer import train_base
-from qualms_training.data.synthetic import draw_shapes
+from qualms_training.data.sources.synthetic import draw_shapes
 from qualms_training.fitting.loop import Hooks
 from qualms_training.models import build
 from qualms_training.meta.extractor import Normalise

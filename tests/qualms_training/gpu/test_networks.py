@@ -12,8 +12,8 @@ from qualms_training.bench.large_bundles import large_recipe
 from qualms_training.bench.random_networks import random_graph, random_images
 from qualms_training.gpu import kernels
 from qualms_training.gpu.placement import optimise, place, read_graph
+from qualms_training.meta.export.onnx_export import to_onnx
 from qualms_training.meta.flag_score import generalised_entropy, predicted
-from qualms_training.meta.onnx_export import to_onnx
 
 pytestmark = pytest.mark.slow
 

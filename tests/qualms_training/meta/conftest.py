@@ -13,7 +13,7 @@ from qualms_training.meta.flag_score import FlagScore
 from qualms_training.meta.graph import BundleGraph
 from qualms_training.meta.joined_alpha import JoinedAlpha
 from qualms_training.meta.meta_model import MetaModel, PooledMeta, PublishedMeta
-from qualms_training.meta.taps import Tapped
+from qualms_training.meta.taps.tapped import Tapped
 from qualms_training.models import build, freeze
 
 FIT_IMAGES = 200

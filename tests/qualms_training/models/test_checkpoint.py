@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from qualms_training.errors import ModelError
 from qualms_training.models import check_finite, freeze, identity, load_weights
-from qualms_training.models.small import SmallNet
+from qualms_training.models.architectures.small import SmallNet
 
 
 def small(seed: int = 0) -> SmallNet:

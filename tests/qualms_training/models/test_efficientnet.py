@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from qualms_training.errors import ExtraMissingError, ModelError
+from qualms_training.meta.export.onnx_export import export_graph
 from qualms_training.meta.extractor import Extractor, Normalise, Reduce
 from qualms_training.meta.flag_score import FlagScore
 from qualms_training.meta.graph import BundleGraph
 from qualms_training.meta.joined_alpha import JoinedAlpha
 from qualms_training.meta.meta_model import PooledMeta
-from qualms_training.meta.onnx_export import export_graph
-from qualms_training.meta.taps import Tapped, open_head, tap_shapes
+from qualms_training.meta.taps.tapped import Tapped, open_head, tap_shapes
 from qualms_training.models import build, freeze, identity
 from qualms_training.recipe import load_recipe
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from qualms.bundle.runtime import GraphRunner
 from qualms_training.errors import ModelError
-from qualms_training.meta.onnx_export import to_onnx
+from qualms_training.meta.export.onnx_export import to_onnx
 from qualms_training.models import find_logits, return_logits
 
 LOGITS, FEATURE, MAP = torch.zeros(2, 5), torch.zeros(2, 7), torch.zeros(2, 3, 4, 4)

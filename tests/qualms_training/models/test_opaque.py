@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from qualms.bundle.runtime import GraphRunner
 from qualms_training.errors import ModelError
-from qualms_training.meta.onnx_export import to_onnx
-from qualms_training.meta.taps import Tapped
+from qualms_training.meta.export.onnx_export import to_onnx
+from qualms_training.meta.taps.tapped import Tapped
 from qualms_training.models import expected_channels, identity, load_base
-from qualms_training.models.resnet import ResNet20
+from qualms_training.models.architectures.resnet import ResNet20
 
 JIT: Any = torch.jit  # its functions have no types
 X = torch.randn(3, 1, 16, 16, generator=torch.Generator().manual_seed(0))

@@ -12,8 +12,8 @@ from torch import nn
 
 from qualms_training.errors import ExtraMissingError, ModelError
 from qualms_training.models import build, expected_channels, identity, load_base, return_logits
+from qualms_training.models.libraries.torchvision_compat import import_torchvision
 from qualms_training.models.source import base_of_module
-from qualms_training.models.torchvision_compat import import_torchvision
 
 SOURCE = """
 from torch import nn

@@ -14,7 +14,7 @@ import qualms
 from qualms.bundle.file import open_bundle
 from qualms.cli import main
 from qualms.errors import DataError
-from qualms_training.data.synthetic import draw
+from qualms_training.data.sources.synthetic import draw
 from qualms_training.errors import ModelError, RecipeError
 from qualms_training.models import build, load_weights
 
@@ -131,7 +131,7 @@ def test_taps_lists_the_choice_without_weights(
 
 
 def failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What a command that fails prints to standard error."""
+    """The text that a failing command prints to standard error."""
     assert run(monkeypatch, *arguments) == 2
     error = capsys.readouterr().err
     assert "Traceback" not in error

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from qualms_training.bench.network_table import CLASSES, IMAGES, compare_with_graph, with_different_classes
+from qualms_training.models.libraries.torchvision_compat import import_torchvision
 from qualms_training.models.source import base_of_module, load_base
-from qualms_training.models.torchvision_compat import import_torchvision
 
 pytestmark = pytest.mark.slow
 

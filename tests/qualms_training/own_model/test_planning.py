@@ -1,4 +1,4 @@
-"""What is refused, and what is chosen, before a user's network runs over any data."""
+"""Refusals and choices before a user's network runs over any data."""
 
 import io
 from pathlib import Path

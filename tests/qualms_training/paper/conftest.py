@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from qualms_training.data.noise import apply_noise
-from qualms_training.data.synthetic import draw_shapes
+from qualms_training.data.sources.synthetic import draw_shapes
 from qualms_training.fitting.feature_cache import Features
 from qualms_training.models import build
-from qualms_training.models.torchvision_compat import import_torchvision
+from qualms_training.models.libraries.torchvision_compat import import_torchvision
 from qualms_training.paper.evaluation_protocol import Protocol, Role, normaliser
 from qualms_training.paper.inputs import (
     BaseOutputs,

@@ -25,8 +25,8 @@ from qualms.images.input_spec import InputSpec
 from qualms_training.console import Display
 from qualms_training.data import load
 from qualms_training.data.dataset import ImageSet
-from qualms_training.data.npz import write_npz
-from qualms_training.data.synthetic import draw_shapes
+from qualms_training.data.sources.npz import write_npz
+from qualms_training.data.sources.synthetic import draw_shapes
 from qualms_training.errors import DataError
 from qualms_training.reporting.evaluation import (
     calibration_error,

@@ -13,7 +13,7 @@ from qualms_training.errors import DataError, ExportError
 from qualms_training.gpu import kernels
 from qualms_training.gpu.placement import Placement, optimise, place, read_graph
 from qualms_training.gpu.wheels import Opened, unpacked, wheel_files
-from qualms_training.meta.onnx_export import to_onnx
+from qualms_training.meta.export.onnx_export import to_onnx
 from qualms_training.recipe import Recipe, load_recipe
 
 NETWORKS = {

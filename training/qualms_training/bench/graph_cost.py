@@ -17,8 +17,8 @@ from qualms_training.bench.random_networks import CLASSES, random_graph, random_
 from qualms_training.bench.score_accuracy import joined_scores_model
 from qualms_training.bench.timing import medians
 from qualms_training.console import Display
+from qualms_training.meta.export.onnx_export import to_onnx
 from qualms_training.meta.graph import BaseGraph
-from qualms_training.meta.onnx_export import to_onnx
 from qualms_training.recipe import Recipe, load_recipe
 
 BATCHES = (1, 4, 32)

@@ -20,7 +20,7 @@ from qualms.decisions.calibration import CalibrationSource, trust_grid
 from qualms_training.bench.random_networks import random_graph, random_images
 from qualms_training.calibration_run import STORED, CalibrationPlan
 from qualms_training.console import Display
-from qualms_training.meta.onnx_export import export_graph
+from qualms_training.meta.export.onnx_export import export_graph
 from qualms_training.recipe import Recipe, check_recipe
 from qualms_training.stages.provenance import provenance
 

@@ -16,7 +16,7 @@ from sklearn.cluster import KMeans
 from qualms.bundle.file import open_bundle
 from qualms_training.console import Display
 from qualms_training.data import ImageSet, load
-from qualms_training.data.given_sets import GivenSets
+from qualms_training.data.sources.given_sets import GivenSets
 from qualms_training.meta import density
 from qualms_training.own_model.options import FitOptions, InputOptions
 from qualms_training.own_model.planning import plan_recipe

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from qualms.bundle.runtime import GraphRunner
 from qualms_training.checks.trial_export import trial_graph
 from qualms_training.errors import QualmsError
+from qualms_training.meta.export.onnx_export import to_onnx
 from qualms_training.meta.extractor import Extractor, Normalise, build_reduce
 from qualms_training.meta.meta_model import build_meta
-from qualms_training.meta.onnx_export import to_onnx
-from qualms_training.meta.taps import Tapped, choose_taps, tap_shapes
+from qualms_training.meta.taps.tapped import Tapped, choose_taps, tap_shapes
 from qualms_training.models.channels import expected_channels
+from qualms_training.models.libraries.torchvision_compat import import_torchvision
 from qualms_training.models.logits import return_logits
 from qualms_training.models.source import base_of_module
-from qualms_training.models.torchvision_compat import import_torchvision
 from qualms_training.recipe import MetaSection
 
 IMAGES, CLASSES = 500, 7

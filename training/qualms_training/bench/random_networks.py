@@ -9,7 +9,7 @@ from qualms_training.meta.flag_score import FlagScore
 from qualms_training.meta.graph import BundleGraph
 from qualms_training.meta.joined_alpha import JoinedAlpha
 from qualms_training.meta.meta_model import MetaModel, build_meta
-from qualms_training.meta.taps import Tapped, choose_taps
+from qualms_training.meta.taps.tapped import Tapped, choose_taps
 from qualms_training.models import build, freeze
 from qualms_training.recipe import Recipe
 

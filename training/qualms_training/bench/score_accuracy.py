@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from qualms.bundle.runtime import INPUT, GraphRunner
 from qualms_training.console import Display
 from qualms_training.meta.dirichlet import DirichletScores, dirichlet_scores, is_largest, joined_scores
+from qualms_training.meta.export.onnx_export import to_onnx
 from qualms_training.meta.joined_alpha import EVIDENCE_PER_CLASS, MIN_EVIDENCE
-from qualms_training.meta.onnx_export import to_onnx
 
 CLASS_COUNTS = (2, 3, 10, 100, 1000)
 LOWEST, HIGHEST = 1e-6, 1e6

@@ -14,7 +14,7 @@ from qualms_training.errors import ModelError
 SIGNIFICANCE = 0.001
 """probability of stopping a base that is better than chance is not bounded by it, but one that guesses passes this rarely"""
 IMAGES_PER_CLASS = 10
-"""images per class from which on a better order of the classes can be told from chance"""
+"""images per class from which on a better order of the classes can be distinguished from chance"""
 DOMINANT = 0.9
 """share of predictions of one class from which on the weights are doubted"""
 GAIN = 0.1

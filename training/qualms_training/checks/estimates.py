@@ -1,4 +1,4 @@
-"""What a run will take: time from measured seconds per image, disk from the widths of the features, memory so far."""
+"""Estimates of what a run takes: time from measured seconds per image, disk from the widths of the features, memory so far."""
 
 import resource
 import shutil

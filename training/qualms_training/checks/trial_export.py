@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from qualms.bundle.manifest import Predictor
 from qualms.bundle.runtime import GraphRunner
 from qualms_training.errors import ExportError
+from qualms_training.meta.export.onnx_export import to_onnx
 from qualms_training.meta.extractor import Extractor
 from qualms_training.meta.flag_score import FlagScore
 from qualms_training.meta.graph import BundleGraph
 from qualms_training.meta.joined_alpha import JoinedAlpha
 from qualms_training.meta.meta_model import MetaModel
-from qualms_training.meta.onnx_export import to_onnx
 
 TOLERANCE = 1e-4
 """of the base's probabilities"""
@@ -28,7 +28,7 @@ FIT_IMAGES = 64
 
 @dataclass(frozen=True)
 class TrialExport:
-    """What the trial showed."""
+    """The result of the trial."""
 
     bytes: int
     """of the graph"""

@@ -4,13 +4,13 @@ import os
 from pathlib import Path
 from typing import TypeAlias
 
-from qualms_training.data import synthetic
 from qualms_training.data.class_lists import in_class_order
 from qualms_training.data.dataset import Images, ImageSet
-from qualms_training.data.folder import check_folder, has_images, read_class_folders, read_flat_folder
-from qualms_training.data.given_sets import GivenSets
 from qualms_training.data.layout import find_layout
-from qualms_training.data.npz import DOWNLOADABLE, read_npz
+from qualms_training.data.sources import synthetic
+from qualms_training.data.sources.folder import check_folder, has_images, read_class_folders, read_flat_folder
+from qualms_training.data.sources.given_sets import GivenSets
+from qualms_training.data.sources.npz import DOWNLOADABLE, read_npz
 from qualms_training.errors import DataError
 
 __all__ = ["DataSource", "ImageSet", "load", "load_ood"]

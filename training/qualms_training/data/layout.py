@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from qualms.bundle.parts import Guarantee
 from qualms_training.data.dataset import ImageSet
-from qualms_training.data.folder import check_folder, has_folders, read_class_folders
+from qualms_training.data.sources.folder import check_folder, has_folders, read_class_folders
 from qualms_training.data.split_sizes import HeldOut, Sizes, plan_sizes
 from qualms_training.errors import DataError
 

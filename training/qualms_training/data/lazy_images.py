@@ -53,7 +53,7 @@ class LazyImages:
         self._seen = np.zeros(len(indices), bool)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs; images that are decoded already, and the report of progress, stay here."""
+        """The fields that another process needs: without decoded images and the report of progress."""
         own = {"_lock", "_ahead", "_seen", "_progress"}
         return {name: value for name, value in self.__dict__.items() if name not in own}
 

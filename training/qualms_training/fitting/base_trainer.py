@@ -72,7 +72,7 @@ def crop_and_flip(images: Tensor, generator: torch.Generator) -> Tensor:
 def predict_logits(
     model: nn.Module, normalise: Normalise, images: Pixels, device: torch.device, batch: int | None = None
 ) -> NDArray[np.float32]:
-    """Logits (N, K) of images (N, H, W, C), `batch` at a time; by default as many as `inference_batch` says."""
+    """Logits (N, K) of images (N, H, W, C), `batch` at a time; by default `inference_batch` of them."""
     model.to(device).eval()
     normalise.to(device)
     size = batch or inference_batch(images.shape)

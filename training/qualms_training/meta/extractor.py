@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qualms_training.errors import RecipeError
-from qualms_training.meta.taps import Tapped
+from qualms_training.meta.taps.tapped import Tapped
 from qualms_training.recipe import MetaSection
 
 Statistic = Literal["mean", "max", "std"]

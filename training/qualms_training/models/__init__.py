@@ -5,12 +5,12 @@ from pathlib import Path
 from torch import nn
 
 from qualms_training.errors import ModelError, did_you_mean
+from qualms_training.models.architectures.registry import NAMES, from_name
 from qualms_training.models.channels import expected_channels
 from qualms_training.models.checkpoint import check_finite, count_parameters, freeze, identity, load_weights
-from qualms_training.models.external import from_function, from_timm, from_torchvision
-from qualms_training.models.input_defaults import InputDefaults
+from qualms_training.models.libraries.external import from_function, from_timm, from_torchvision
+from qualms_training.models.libraries.input_defaults import InputDefaults
 from qualms_training.models.logits import find_logits, return_logits
-from qualms_training.models.registry import NAMES, from_name
 from qualms_training.models.source import LoadedBase, load_base
 
 __all__ = [

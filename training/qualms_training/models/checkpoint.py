@@ -20,7 +20,7 @@ PREFIXES = ("module.", "model.", "_orig_mod.", "net.")
 COUNTER = "num_batches_tracked"  # used by batch normalisation in training only; old checkpoints lack it
 _DENSENET_NAME = re.compile(
     r"((?:norm|conv))\.([12])(?=\.)"
-)  # the files that torchvision publishes say norm.1 for norm1
+)  # the files that torchvision publishes have norm.1 instead of norm1
 M = TypeVar("M", bound=nn.Module)
 
 

@@ -9,19 +9,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from qualms_training.errors import ModelError, did_you_mean
-from qualms_training.models import hugging_face, opaque
+from qualms_training.models import opaque
+from qualms_training.models.architectures.registry import FIXED_SIZE, NAMES, from_name
 from qualms_training.models.channels import expected_channels
 from qualms_training.models.checkpoint import freeze, load_weights, read_state_dict
-from qualms_training.models.external import find_function, from_function, from_timm, from_torchvision
-from qualms_training.models.input_defaults import InputDefaults, from_timm_config, from_torchvision_weights
-from qualms_training.models.pretrained import (
+from qualms_training.models.libraries import hugging_face
+from qualms_training.models.libraries.external import find_function, from_function, from_timm, from_torchvision
+from qualms_training.models.libraries.input_defaults import InputDefaults, from_timm_config, from_torchvision_weights
+from qualms_training.models.libraries.pretrained import (
     DEFAULT,
     HUB,
     timm_with_weights,
     torchvision_weights,
     torchvision_with_weights,
 )
-from qualms_training.models.registry import FIXED_SIZE, NAMES, from_name
 
 INCLUDED = "included"
 ACCEPTED = (

@@ -212,7 +212,7 @@ def draw_photos(
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Draw JPEG files like photographs, 640 × 480 pixels, to try `qualms fit` on many classes."""
-    from qualms_training.data.drawn_photos import draw_photos as draw
+    from qualms_training.data.sources.drawn_photos import draw_photos as draw
 
     draw(out, count, classes, seed=seed)
     typer.echo(f"drew {count} images of {classes} classes in {out}")

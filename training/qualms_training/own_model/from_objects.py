@@ -10,9 +10,9 @@ from torch import nn
 from qualms_training.console import Display
 from qualms_training.data.class_lists import name_numbers
 from qualms_training.data.dataset import ImageSet
-from qualms_training.data.given_sets import GivenSets
 from qualms_training.data.layout import find_layout
-from qualms_training.data.objects import as_image_set
+from qualms_training.data.sources.given_sets import GivenSets
+from qualms_training.data.sources.objects import as_image_set
 from qualms_training.errors import DataError, ModelError
 from qualms_training.models.source import base_of_module
 from qualms_training.own_model.default_recipe import OBJECT_PREFIX
@@ -91,7 +91,7 @@ def fit_objects(
 
 
 def _sets(train: Any, held_out: Any, display: Display) -> tuple[ImageSet, ImageSet]:
-    """Training and held-out images; a folder alone is divided as its layout says."""
+    """Training and held-out images; a folder alone is divided by its layout."""
     if held_out is not None:
         return as_image_set(train, name=DATA, split="train"), as_image_set(held_out, name=DATA, split="test")
     if not isinstance(train, str | Path):

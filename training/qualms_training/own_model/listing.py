@@ -5,7 +5,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from qualms_training.console import Display
-from qualms_training.meta.taps import describe_taps
+from qualms_training.meta.taps.tapped import describe_taps
 from qualms_training.models import build
 from qualms_training.models.channels import expected_channels
 from qualms_training.models.logits import return_logits

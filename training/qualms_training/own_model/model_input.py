@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from qualms.bundle.manifest import first_problem
 from qualms_training.data.dataset import Images
 from qualms_training.errors import DataError, RecipeError
-from qualms_training.models.input_defaults import InputDefaults, from_hugging_face_config, from_timm_config
+from qualms_training.models.libraries.input_defaults import InputDefaults, from_hugging_face_config, from_timm_config
 from qualms_training.own_model.options import InputOptions
 from qualms_training.recipe import InputSection
 

@@ -17,7 +17,7 @@ Seen = Literal["all", "other-data"]
 
 @dataclass(frozen=True)
 class InputOptions:
-    """The model's input as the user gives it; None stands for what the model's own configuration says."""
+    """The model's input as the user gives it; None stands for the value in the model's own configuration."""
 
     height: int | None = None
     width: int | None = None

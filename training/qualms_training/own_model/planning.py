@@ -12,9 +12,9 @@ from qualms_training.console import Display
 from qualms_training.data import DataSource, ImageSet, load
 from qualms_training.data.class_lists import in_class_order
 from qualms_training.data.layout import SplitPlan, find_layout, plan_splits
-from qualms_training.data.npz import DOWNLOADABLE
+from qualms_training.data.sources.npz import DOWNLOADABLE
+from qualms_training.data.sources.synthetic import SETS
 from qualms_training.data.split_sizes import HeldOut, plan_sizes
-from qualms_training.data.synthetic import SETS
 from qualms_training.errors import DataError, ModelError, did_you_mean
 from qualms_training.files import save_text
 from qualms_training.models import NAMES

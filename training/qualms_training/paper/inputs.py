@@ -21,7 +21,7 @@ from qualms_training.data.noise import NOISES, apply_noise
 from qualms_training.data.prepare import CORRUPTED
 from qualms_training.fitting.feature_cache import Features, cached_features
 from qualms_training.meta.extractor import Extractor, Normalise
-from qualms_training.meta.taps import Tapped, open_head
+from qualms_training.meta.taps.tapped import Tapped, open_head
 from qualms_training.paper.evaluation_protocol import Protocol, Role, normaliser
 from qualms_training.recipe import Recipe
 from qualms_training.stages import base

@@ -21,8 +21,8 @@ from qualms.images.observed import ObservedEncoding
 from qualms_training.console import Display
 from qualms_training.data.dataset import Selection
 from qualms_training.data.lazy_images import Pixels
-from qualms_training.data.own_images import labels_by_name, read_labelled_images
 from qualms_training.data.prepare import LabelledSplit, check_same_data, ood_sets, prepare, stored_ood_sets
+from qualms_training.data.sources.own_images import labels_by_name, read_labelled_images
 from qualms_training.errors import DataError, RecipeError
 from qualms_training.recipe import Recipe, check_recipe
 from qualms_training.reporting.breakdown import (

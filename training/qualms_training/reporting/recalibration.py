@@ -26,8 +26,8 @@ from qualms.images.fingerprints import fingerprints, first_of_each
 from qualms_training.calibration_run import STORED, CalibrationPlan, run_calibration
 from qualms_training.console import Display
 from qualms_training.data.dataset import ImageSet, Selection
-from qualms_training.data.own_images import labels_by_name, read_images, without_labels
 from qualms_training.data.prepare import check_same_data, prepare
+from qualms_training.data.sources.own_images import labels_by_name, read_images, without_labels
 from qualms_training.recipe import check_recipe
 from qualms_training.reporting.score_records import read_score_log
 

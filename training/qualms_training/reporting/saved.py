@@ -5,7 +5,7 @@ from pathlib import Path
 
 from qualms.bundle.embedded import available, resolve_model
 from qualms.bundle.evaluation_results import Evaluation
-from qualms_training.data import synthetic
+from qualms_training.data.sources import synthetic
 from qualms_training.errors import DataError
 from qualms_training.files import save_json, save_text
 from qualms_training.reporting.report import accuracy_line, all_grids, to_markdown

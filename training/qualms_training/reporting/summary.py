@@ -16,7 +16,7 @@ from qualms_training.reporting.report import Grid, accuracy_line, all_grids, sam
 
 _UNKNOWN = "–"
 MIN_EXPECTED = 3
-"""false alarms expected at the target rate; with fewer, the test images cannot tell whether it is met"""
+"""false alarms expected at the target rate; with fewer, the test images cannot show whether it is met"""
 _VERDICTS = ("meets the target", "not significantly above the target (95 % bound)", "exceeds the target (95 % bound)")
 
 

@@ -8,8 +8,8 @@ import torch
 from qualms.bundle import golden
 from qualms.files import write_bytes
 from qualms_training.files import fingerprint, save_json
+from qualms_training.meta.export.onnx_export import OPSET, export_graph
 from qualms_training.meta.graph import BundleGraph
-from qualms_training.meta.onnx_export import OPSET, export_graph
 from qualms_training.models import identity
 from qualms_training.stages import combine, fit
 from qualms_training.stages.context import RunContext

@@ -11,7 +11,7 @@ from qualms_training.data.noise import apply_noise
 from qualms_training.fitting.feature_cache import Features, cached_features
 from qualms_training.fitting.ray_features import RayBatches
 from qualms_training.meta.extractor import Extractor, build_reduce
-from qualms_training.meta.taps import Tapped, choose_taps
+from qualms_training.meta.taps.tapped import Tapped, choose_taps
 from qualms_training.stages import base
 from qualms_training.stages.context import RunContext
 

@@ -12,7 +12,7 @@ from qualms_training.fitting import probe
 from qualms_training.fitting.loop import Hooks
 from qualms_training.fitting.meta_trainer import StoppingData, train_meta
 from qualms_training.meta.meta_model import MetaModel, PooledMeta, build_meta
-from qualms_training.meta.taps import tap_shapes
+from qualms_training.meta.taps.tapped import tap_shapes
 from qualms_training.models import count_parameters, identity, load_weights
 from qualms_training.stages import base
 from qualms_training.stages.context import RunContext

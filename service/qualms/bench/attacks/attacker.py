@@ -20,7 +20,7 @@ import uvloop
 
 from qualms.bench.attacks.definition import Attack, Step, Wait
 from qualms.bench.attacks.registry import find_attacks
-from qualms.bench.processes import HOST
+from qualms.bench.servers.processes import HOST
 
 _MAX_BYTES = 2**33
 """bytes that one attack sends at most"""

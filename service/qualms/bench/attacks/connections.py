@@ -3,7 +3,7 @@
 from itertools import repeat
 
 from qualms.bench.attacks.definition import Script, Wait, attack, head, post
-from qualms.bench.sample_images import draw_colour_pngs
+from qualms.bench.load.sample_images import draw_colour_pngs
 
 _LIVEZ = head("GET /livez")
 

@@ -9,7 +9,7 @@ from qualms.bench.attacks.payloads import (
     progressive_jpeg,
     uniform_png,
 )
-from qualms.bench.sample_images import draw_colour_pngs
+from qualms.bench.load.sample_images import draw_colour_pngs
 
 
 def _broken_png() -> bytes:

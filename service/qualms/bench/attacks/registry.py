@@ -10,7 +10,7 @@ from qualms.bench.attacks import (  # noqa: F401  (importing them registers atta
     images,
 )
 from qualms.bench.attacks.definition import ATTACKS, Attack
-from qualms.bench.processes import BenchError
+from qualms.bench.servers.processes import BenchError
 
 
 def find_attacks(names: list[str]) -> list[Attack]:

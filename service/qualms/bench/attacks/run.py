@@ -22,8 +22,9 @@ from qualms.bench.attacks.definition import Attack
 from qualms.bench.attacks.registry import find_attacks
 from qualms.bench.attacks.report import GRACE_SECONDS, AttackResult, Stop, print_attacks
 from qualms.bench.attacks.well_behaved import ClientResult, run_client
-from qualms.bench.process_tree import PeakMemory
-from qualms.bench.processes import (
+from qualms.bench.load.sample_images import Pictures, sample_files
+from qualms.bench.servers.process_tree import PeakMemory
+from qualms.bench.servers.processes import (
     BenchError,
     ServerProcess,
     choose_cores,
@@ -33,7 +34,6 @@ from qualms.bench.processes import (
     server,
     service_command,
 )
-from qualms.bench.sample_images import Pictures, sample_files
 from qualms.bundle.embedded import resolve_model
 from qualms.bundle.file import open_bundle
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import uvloop
 
-from qualms.bench.open_loop import OpenLoopResult, run_open_loop
+from qualms.bench.load.open_loop import OpenLoopResult, run_open_loop
 
 RATE = 50.0
 """requests/s"""

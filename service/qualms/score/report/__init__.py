@@ -1,1 +1,1 @@
-"""What a run of `qualms score` reports: false discoveries, the summary, and the page of --html."""
+"""The report of a run of `qualms score`: false discoveries, the summary, and the page of --html."""

@@ -1,4 +1,4 @@
-"""The closing summary of a run: what was flagged against its bound, the p-values, the classes and the errors.
+"""The closing summary of a run: flagged images against their bound, the p-values, the classes and the errors.
 
 All counts are taken while the rows pass, so memory does not grow with their number.
 """

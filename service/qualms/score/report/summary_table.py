@@ -13,7 +13,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def summary_table(result: "SummaryResult") -> Table:
-    """What was flagged, the p-values and the errors, then the classes."""
+    """The flags, the p-values and the errors, then the classes."""
     grid = Table.grid(padding=(0, 0, 1, 0))
     grid.add_row(_overview(result))
     if result.classes:

@@ -26,8 +26,8 @@ from qualms.bench.attacks.registry import find_attacks
 from qualms.bench.attacks.report import AttackResult, Stop, describe, print_attacks
 from qualms.bench.attacks.run import failed, run_attacks, terminate
 from qualms.bench.attacks.well_behaved import ClientResult
-from qualms.bench.open_loop import OpenLoopResult
-from qualms.bench.processes import HOST, BenchError
+from qualms.bench.load.open_loop import OpenLoopResult
+from qualms.bench.servers.processes import HOST, BenchError
 
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 REFUSED = b"HTTP/1.1 431 Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"

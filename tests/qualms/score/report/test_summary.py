@@ -115,7 +115,7 @@ def test_the_false_discovery_rate_is_chosen_from_the_counted_p_values(manifest: 
     assert result.rejections.rejected == 30
 
 
-def test_without_images_the_summary_says_so(manifest: Manifest) -> None:
+def test_the_summary_of_a_run_without_images_states_that(manifest: Manifest) -> None:
     summary = Summary(manifest)
     summary.add(part(manifest, [], errors=["The file is empty."]))
     assert summary.finish().uniformity is None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from qualms_training.data.synthetic import draw_shapes
+from qualms_training.data.sources.synthetic import draw_shapes
 from qualms_training.paper.inputs import ImageInputs, Images
 from qualms_training.paper.method import ImageMethod, MethodOutput, NotApplicableError
 from qualms_training.paper.methods.score_functions import PAPER_SCORES

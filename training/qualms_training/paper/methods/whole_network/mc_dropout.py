@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from qualms.bundle.parts import Fraction
-from qualms_training.meta.taps import open_head
+from qualms_training.meta.taps.tapped import open_head
 from qualms_training.paper.inputs import ImageInputs, Images
 from qualms_training.paper.method import ImageMethod, MethodOutput, NotApplicableError
 from qualms_training.paper.methods.whole_network.training import (

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from qualms_training.fitting.loop import Hooks
 from qualms_training.meta.dirichlet import negative_elbo
-from qualms_training.meta.taps import open_head
+from qualms_training.meta.taps.tapped import open_head
 from qualms_training.paper.inputs import ImageInputs, Images, LabelledImages
 from qualms_training.paper.method import ImageMethod, MethodOutput
 from qualms_training.paper.methods.score_functions import probability_scores

@@ -1,0 +1,1 @@
+"""The ONNX file of a graph: its export, and its comparison with PyTorch."""

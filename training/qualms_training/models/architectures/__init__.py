@@ -1,0 +1,1 @@
+"""Our own base classifiers: the architectures of the paper and smaller ones."""
