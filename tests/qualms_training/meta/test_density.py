@@ -119,11 +119,9 @@ def nearest_by_brute_force(
     return np.asarray(total.min(axis=1))
 
 
-@pytest.mark.parametrize(("separation", "tolerance"), [(1, 1e-5), (10, 1e-4)], ids=["typical", "collapsed classes"])
+@pytest.mark.parametrize("separation", [1, 10], ids=["typical", "collapsed classes"])
 @pytest.mark.parametrize("widths", [(8,), (24, 96, 400)], ids=["one tap", "wide taps"])
-def test_the_distance_is_that_to_the_nearest_class_over_all_taps(
-    widths: tuple[int, ...], separation: float, tolerance: float
-) -> None:
+def test_the_distance_is_that_to_the_nearest_class_over_all_taps(widths: tuple[int, ...], separation: float) -> None:
     rng = np.random.default_rng(3)
     labels = rng.integers(3, size=2000)
     train = [clusters(rng, labels, width, separation) for width in widths]
@@ -138,8 +136,13 @@ def test_the_distance_is_that_to_the_nearest_class_over_all_taps(
         distance = density(taps)
         assert distance.shape == (len(taps[0]), 1)
         exact = nearest_by_brute_force(train, labels, images)
-        np.testing.assert_allclose(distance.squeeze(1), exact, rtol=tolerance, atol=tolerance)
-        np.testing.assert_allclose(density.by_tap(taps).sum(dim=1).amin(dim=1), exact, rtol=tolerance, atol=tolerance)
+        by_differences = density.by_tap(taps).sum(dim=1).amin(dim=1)
+        np.testing.assert_allclose(by_differences, exact, rtol=1e-5, atol=1e-5)
+        errors = np.abs(distance.squeeze(1).numpy() - exact)
+        # Squared lengths cancel in the product form; the rounding of those that remains depends on the CPU's instructions.
+        lengths = torch.cat([part.whiten(tap) for part, tap in zip(density._taps, taps, strict=True)], dim=1)
+        rounding = 32 * np.finfo(np.float32).eps * lengths.square().sum(dim=1).numpy()
+        assert (errors <= 1e-5 * (1 + exact) + rounding).all()
 
 
 def test_ood_features_are_farther_than_training_features(
