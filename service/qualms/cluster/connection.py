@@ -56,7 +56,6 @@ def connected(address: str | None = None) -> Iterator[Any]:
     address = address or os.environ.get(ADDRESS) or "local"
     _check(address)  # before the import, which takes seconds
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # warnings of a connection that fails are in our sentence
     import ray  # noqa: PLC0415  # an extra
     import ray.data  # noqa: PLC0415
 
