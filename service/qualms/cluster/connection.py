@@ -4,7 +4,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -59,7 +59,7 @@ def connected(address: str | None = None) -> Iterator[Any]:
     import ray  # noqa: PLC0415  # an extra
     import ray.data  # noqa: PLC0415
 
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors are raised, too
     try:
         _init(ray, address)
         yield ray
@@ -73,14 +73,35 @@ def connected_if(options: ClusterOptions | None) -> Iterator[None]:
     if options is None:
         yield
     else:
-        with connected(options.address):
+        with connected(options.address) as ray:
+            check_resources([node["Resources"] for node in ray.nodes() if node["Alive"]], options)
             yield
+
+
+def check_resources(nodes: Sequence[Mapping[str, float]], options: ClusterOptions) -> None:
+    """ClusterError if no node is large enough for a model, because Ray would wait for such a node without end."""
+    if not any(node.get("CPU", 0) >= options.cpus and node.get("GPU", 0) >= options.gpus for node in nodes):
+        sizes = sorted({(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes})
+        raise ClusterError(
+            f"No node of the cluster has the {_size(options.cpus, options.gpus)} that a model is given; its nodes have "
+            f"{'; '.join(_size(*size) for size in sizes)}."
+        )
+
+
+def _size(cpus: float, gpus: float) -> str:
+    return f"{cpus:g} CPU and {gpus:g} GPU"
 
 
 def _init(ray: Any, address: str) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
     if address == "local":
-        ray.init(address="local", include_dashboard=False, **options)
+        try:
+            ray.init(address="local", include_dashboard=False, **options)
+        except Exception as error:  # Ray has no common class of errors
+            raise ClusterError(
+                f"Ray cannot start a cluster on this machine: {first_line(error)}. Run the command again, or without "
+                "--engine ray."
+            ) from error
         return
     errors: list[Exception] = []
 
@@ -104,10 +125,10 @@ def _init(ray: Any, address: str) -> None:
 
 def _check(address: str) -> None:
     """ClusterError unless something listens at the address."""
-    if address.startswith("ray://"):
+    if "://" in address:
         raise ClusterError(
-            f"The address {address} is of Ray Client, which is not accepted: run the command on a node of the cluster, or submit "
-            "it with `ray job submit`."
+            f"The address {address} is that of Ray Client or of a dashboard; accepted are HOST:PORT, auto and local. Run the "
+            "command on a node of the cluster, or submit it with `ray job submit`."
         )
     if address in ("local", "auto"):
         return

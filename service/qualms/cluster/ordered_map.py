@@ -6,7 +6,10 @@ started again, for ever if nothing replaces the node. Plain tasks run again on o
 model, are kept by the process that runs them, so that they are opened once per process.
 """
 
+import logging
 import pickle
+import re
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
@@ -82,8 +85,8 @@ def _blocks(results: Any) -> Iterator[Any]:
         cause = next((one for one in _causes(error) if isinstance(one, QualmsError)), None)
         if cause is not None:
             raise cause from error
-        lines = [line for line in str(error).strip().splitlines() if line.strip()]
-        reason = lines[-1].strip().rstrip(".") if lines else first_line(error)
+        named = _NAMED.findall(str(error))
+        reason = named[-1].rstrip(" .") if named else first_line(error)
         raise ClusterError(f"The work on the Ray cluster failed: {reason}.") from error
 
 
@@ -99,6 +102,9 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             waiting += [one.__cause__, one.__context__, getattr(one, "cause", None)]
 
 
+_NAMED = re.compile(r"^(?!ray\.)[\w.]*(?:Error|Exception): .+", re.MULTILINE)
+"""the line of a stack trace with the error itself; Ray adds errors of its own and advice"""
+_log = logging.getLogger(__name__)
 _opened: dict[str, Callable[[Any], Any]] = {}
 """the function of this process; another one replaces it"""
 
@@ -117,5 +123,10 @@ def _run(block: Any, opener: Opener[Any, Any]) -> Any:
             result = _opened[opener.key](task)
         except QualmsError as error:
             result = error
+        except Exception as error:
+            _log.exception("A task failed.")  # Ray keeps it with the logs of the node
+            result = ClusterError(
+                f"The work failed on node {socket.gethostname()}: {type(error).__name__}: {first_line(error)}."
+            )
         results.append(pickle.dumps((number, result)))
     return pyarrow.table({"result": pyarrow.array(results, pyarrow.large_binary())})

@@ -33,7 +33,8 @@ _ENVIRONMENT = ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "1"}
 """settings of glibc with which workers return the memory of an image when it is decoded"""
 _TEMPLATE_SECONDS = 10.0
-"""time in which the template must start, fork or end a worker"""
+"""time in which the template must start, fork or end a worker, unless the owner of the pool can wait longer"""
+_NO_WORKER = "No process can be started that decodes the image; try again later."
 _SPEC_FIELDS = ("height", "width", "colour", "resize", "fit", "shorter_side")
 """those of `pillow_decoder.TargetSpec`"""
 _MAX_FILES = 500
@@ -47,7 +48,7 @@ class DeadlinePassed(Exception):  # noqa: N818
 
 
 class NoWorkerError(QualmsError):
-    """No worker process can be started, because the system allows no more processes or has no memory left."""
+    """No worker process can be started, because the system allows no more processes, has no memory left or is too slow."""
 
 
 class _Worker:
@@ -73,10 +74,15 @@ class WorkerPool:
         *,
         on_killed: Callable[[KilledFor], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
+        start_seconds: float = _TEMPLATE_SECONDS,
     ) -> None:
-        """`on_killed` is called, in any thread, for every worker that ended before it replied."""
+        """`on_killed` is called, in any thread, for every worker that ended before it replied.
+
+        `start_seconds` is the time in which a worker must start.
+        """
         self._on_killed = on_killed
         self._clock = clock
+        self._start_seconds = start_seconds
         self._lock = threading.Lock()
         self._free = threading.BoundedSemaphore(size)
         self._idle: list[_Worker] = []
@@ -172,7 +178,11 @@ class WorkerPool:
             try:
                 return self._fork()
             except OSError:  # the template has ended
+                pass
+            try:
                 return self._fork()
+            except OSError as error:
+                raise NoWorkerError(_NO_WORKER) from error
 
     def _keep(self, worker: _Worker) -> None:
         os.ftruncate(worker.memory, _KEPT_BYTES)
@@ -200,12 +210,12 @@ class WorkerPool:
             raise
         if worker.pid == NO_WORKER:
             worker.close()
-            raise NoWorkerError("No process can be started that decodes the image; try again later.")
+            raise NoWorkerError(_NO_WORKER)
         return worker
 
     def _start_template(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.settimeout(_TEMPLATE_SECONDS)
+        self._control.settimeout(self._start_seconds)
         command = [sys.executable, "-P", "-m", "qualms.images.worker_process", str(theirs.fileno())]
         environment = {**_ALLOCATOR, **{name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}}
         with theirs:

@@ -83,10 +83,10 @@ def score(
     if cluster is None:
         outcome = start(ScoreOptions(point, alpha), processes=processes or available_cores())
     else:
-        from qualms.cluster.connection import connected
+        from qualms.cluster.connection import connected_if
         from qualms.score.ray_executor import RayExecutor
 
-        with connected(cluster.address):  # before anything is written
+        with connected_if(cluster):  # before anything is written
             executor = partial(RayExecutor, digest=bundle.digest, cluster=cluster)
             options = ScoreOptions(point, alpha, cluster.threads, cuda=cluster.gpus > 0)
             outcome = start(options, processes=processes or 0, executor=executor)

@@ -28,7 +28,7 @@ from qualms.score.items import Item, read_item
 from qualms.score.rows import ERROR, PATH, TERMS_FIELD, Part, result_columns
 
 _DECODE_SECONDS = 600.0
-"""time that one file may take, if the machine does other work"""
+"""time that one file may take, or a process that decodes files needs to start, if the machine does other work"""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Scorer:
         self._columns = result_columns(manifest, options.point, alpha=options.alpha)
         self._explain = manifest.alpha == "joined"
         self._terms = manifest.flag_terms if self._explain else []
-        self._pool = WorkerPool(1) if sys.platform == "linux" else None
+        self._pool = WorkerPool(1, start_seconds=_DECODE_SECONDS) if sys.platform == "linux" else None
 
     def close(self) -> None:
         """End the worker process."""

@@ -72,6 +72,28 @@ def test_the_service_reads_the_model_from_a_mount_that_it_cannot_write_to(tmp_pa
     assert mount["readOnly"] is True
 
 
+def test_a_setting_of_a_component_is_changed_by_the_patch_of_the_readme(tmp_path: Path) -> None:
+    (text,) = [text for text in examples() if "model-volume" in text]
+    manifests = build_text(tmp_path, text.replace("../qualms/docker/kubernetes", "kubernetes"))
+    settings = only(manifests, "ConfigMap", "qualms-settings")
+    assert settings["data"]["QUALMS_MODEL"] == "/models/mine-1.0.0.onnx"
+    assert container(manifests)["envFrom"] == [{"configMapRef": {"name": settings["metadata"]["name"]}}]
+
+
+@pytest.mark.parametrize(("overlay", "kind"), [("cpu", "HorizontalPodAutoscaler"), ("keda", "ScaledObject")])
+def test_an_autoscaler_follows_the_name_of_the_deployment(tmp_path: Path, overlay: str, kind: str) -> None:
+    manifests = build_text(tmp_path, f"resources: [kubernetes/overlays/{overlay}]\nnamePrefix: team-\nnameSuffix: -b\n")
+    deployment = only(manifests, "Deployment", "team-qualms-b")
+    scaler = only(manifests, kind, "team-qualms-b")
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+
+
+@pytest.mark.parametrize("overlay", ["cpu", "monitoring"])
+def test_pods_that_scale_by_cpu_have_one_core_so_that_a_busy_event_loop_is_full_utilisation(overlay: str) -> None:
+    resources = container(build_overlay(overlay))["resources"]
+    assert resources["requests"]["cpu"] == resources["limits"]["cpu"] == "1"
+
+
 @pytest.mark.parametrize("overlay", ["cpu", "monitoring", "keda"])
 def test_only_the_autoscaler_sets_the_number_of_replicas(overlay: str) -> None:
     assert "replicas" not in only(build_overlay(overlay), "Deployment")["spec"]

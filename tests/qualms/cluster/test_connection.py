@@ -10,7 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from qualms import cli
-from qualms.cluster.connection import ClusterError, check_versions, connected, connected_if, versions
+from qualms.cluster.connection import (
+    ClusterError,
+    ClusterOptions,
+    check_resources,
+    check_versions,
+    connected,
+    connected_if,
+    versions,
+)
 from qualms.cluster.options import cluster_options
 from qualms.errors import ExtraMissingError
 
@@ -35,7 +43,8 @@ def test_an_unreachable_cluster_is_named_with_its_address(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("ray://head:10001", "Ray Client, which is not accepted"),
+        ("ray://head:10001", "of Ray Client or of a dashboard; accepted are HOST:PORT, auto and local"),
+        ("http://127.0.0.1:8265", "of Ray Client or of a dashboard; accepted are HOST:PORT, auto and local"),
         ("head", "'head'; accepted are HOST:PORT, auto and local"),
         ("head:port", "'head:port'; accepted"),
         (":6379", "':6379'; accepted"),
@@ -83,6 +92,32 @@ def test_a_model_has_as_many_threads_as_cores(cpus: float, threads: int) -> None
     options = cluster_options("ray", "head:6379", cpus, 0.25)
     assert options is not None
     assert options.threads == threads
+
+
+HEAD, WORKER = {"node:head": 1.0}, {"CPU": 4.0, "GPU": 1.0, "memory": 1e9}
+
+
+@pytest.mark.parametrize(("cpus", "gpus"), [(1, 0), (4, 1), (0.5, 0.25)])
+def test_a_model_that_fits_into_a_node_is_accepted(cpus: float, gpus: float) -> None:
+    check_resources([HEAD, WORKER], ClusterOptions(None, cpus, gpus))
+
+
+@pytest.mark.parametrize(("cpus", "gpus"), [(5, 0), (1, 2)])
+def test_a_model_that_fits_into_no_node_is_refused_because_ray_would_wait_for_one(cpus: float, gpus: float) -> None:
+    message = f"has the {cpus} CPU and {gpus} GPU that .*; its nodes have 0 CPU and 0 GPU; 4 CPU and 1 GPU\\.$"
+    with pytest.raises(ClusterError, match=message):
+        check_resources([HEAD, WORKER], ClusterOptions(None, cpus, gpus))
+
+
+def test_a_cluster_that_does_not_start_here_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out during startup.\nLog lines follow.")  # noqa: TRY002  # as Ray does
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ClusterError, match="^Ray cannot start a cluster on this machine: The current .* startup. Run"):
+        connected("local").__enter__()
 
 
 def test_nodes_with_other_versions_are_refused() -> None:

@@ -271,3 +271,14 @@ def test_a_worker_is_replaced_after_many_files(pool: Pool, monkeypatch: pytest.M
         seen.update(pool.processes[1:])
     assert pool.killed == []
     assert len(seen) == 3
+
+
+def test_a_machine_that_is_too_slow_to_start_a_worker_is_an_error_for_the_user() -> None:
+    pool = WorkerPool(1, start_seconds=0.001)
+    deadline = time.monotonic() + TIMEOUT
+    limits: dict[str, Any] = {"max_pixels": 100, "max_side": 100, "max_memory": 2**20, "deadline": deadline}
+    try:
+        with pytest.raises(NoWorkerError, match="No process can be started"):
+            pool.preprocess(b"", SPEC, **limits)
+    finally:
+        pool.close()

@@ -1,13 +1,15 @@
 """Compare `qualms score --engine ray` with the local engine on real clusters of this machine, and print a table.
 
-    python -m tests.qualms.score.ray_campaign --images 50000
+    python -m tests.qualms.score.ray_campaign --images 50000 --nodes 2 4 --rounds 0
+    python -m tests.qualms.score.ray_campaign --images 40000 --nodes --rounds 3
     python -m qualms_training.bench.large_bundles --out models
-    python -m tests.qualms.score.ray_campaign --images 50000 --slow models/resnet-50.onnx --slow-images 512
+    python -m tests.qualms.score.ray_campaign --nodes --rounds 0 --slow models/resnet-50.onnx --slow-images 512 --slow-rounds 2
 
-The first command compares the outputs of two and four nodes with the local one row by row, also if a node is killed in the middle,
-and the speed of one node with that of one local process. With a model of at least 40 ms, the last one also compares two nodes with
-one. Times are differences between runs on all and on a quarter of the images, which cancels the time to start; the engines are
-run in turn.
+The first command compares the outputs of two and four nodes with the local one row by row, also if a node is killed in the middle.
+The second one compares the speed of one node with that of one local process. The last one compares two nodes with one, each pinned
+to a core, with a model of at least 40 ms; it needs two cores, which the nodes share with the command and the head of the cluster.
+Times are differences between runs on all and on a quarter of the images, which cancels the time to start; the engines are run in
+turn.
 """
 
 import argparse
@@ -99,17 +101,18 @@ def main() -> None:
     parser.add_argument("--model", default="mnist")
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--nodes", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--rounds", type=int, default=3, help="of the comparison of speed")
+    parser.add_argument("--rounds", type=int, default=3, help="of the comparison with the local engine; 0: none")
     parser.add_argument("--slow", help="bundle of a model of at least 40 ms")
     parser.add_argument("--slow-images", type=int, default=512)
+    parser.add_argument("--slow-rounds", type=int, default=2)
     given = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        archive = folder / "digits.tar"
-        write_archive(archive, given.images)
-        local = folder / "local.csv"
-        seconds(given.model, archive, local, None)
+        archive, local = folder / "digits.tar", folder / "local.csv"
+        if given.nodes:
+            write_archive(archive, given.images)
+            seconds(given.model, archive, local, None)
         for number in given.nodes:
             with nodes(number) as cluster:
                 out = folder / "ray.csv"
@@ -117,13 +120,13 @@ def main() -> None:
                 compare(f"{number} nodes", out, local)
                 killed(given.model, archive, out, cluster)
                 compare(f"{number} nodes, one killed", out, local)
-        if not given.rounds:
-            return
-        with nodes(1) as one, nodes(2) as two:
-            rates(given.model, folder, given.images, given.rounds, {"local": None, "one node": one.address})
-            if given.slow:
+        if given.rounds:
+            with nodes(1) as one:
+                rates(given.model, folder, given.images, given.rounds, {"local": None, "one node": one.address})
+        if given.slow:
+            with nodes(1, pinned=True) as one, nodes(2, pinned=True) as two:
                 engines: dict[str, str | None] = {"one node": one.address, "two nodes": two.address}
-                rates(given.slow, folder, given.slow_images, given.rounds, engines)
+                rates(given.slow, folder, given.slow_images, given.slow_rounds, engines)
 
 
 if __name__ == "__main__":
