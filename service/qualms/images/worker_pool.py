@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from qualms.errors import ImageError, QualmsError
 from qualms.images.input_spec import InputSpec
-from qualms.images.worker_process import END, FORK, MESSAGE_BYTES, NO_WORKER, cpu_seconds
+from qualms.images.worker_process import END, FORK, IDLE_PRIORITY, MESSAGE_BYTES, NO_WORKER, cpu_seconds
 
 KilledFor = Literal["cpu", "deadline", "crash"]
 KILLED_FOR: tuple[KilledFor, ...] = ("cpu", "deadline", "crash")
@@ -36,6 +36,7 @@ _TEMPLATE_SECONDS = 10.0
 """time in which the template must start, fork or end a worker"""
 _SPEC_FIELDS = ("height", "width", "colour", "resize", "fit", "shorter_side")
 """those of `pillow_decoder.TargetSpec`"""
+_NO_WORKER = "No process can be started that decodes the image; try again later."
 _MAX_FILES = 500
 """files after which a worker is replaced, so that leaks in decoders do not add up"""
 _KEPT_BYTES = 2**20
@@ -71,10 +72,15 @@ class WorkerPool:
         self,
         size: int,
         *,
+        idle_priority: bool = True,
         on_killed: Callable[[KilledFor], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_killed` is called, in any thread, for every worker that ended before it replied."""
+        """`on_killed` is called, in any thread, for every worker that ended before it replied.
+
+        With `idle_priority`, workers run only while nothing else of the machine needs the cores.
+        """
+        self._arguments = [IDLE_PRIORITY] if idle_priority else []
         self._on_killed = on_killed
         self._clock = clock
         self._lock = threading.Lock()
@@ -172,7 +178,11 @@ class WorkerPool:
             try:
                 return self._fork()
             except OSError:  # the template has ended
+                pass
+            try:
                 return self._fork()
+            except OSError as error:
+                raise NoWorkerError(_NO_WORKER) from error
 
     def _keep(self, worker: _Worker) -> None:
         os.ftruncate(worker.memory, _KEPT_BYTES)
@@ -200,13 +210,13 @@ class WorkerPool:
             raise
         if worker.pid == NO_WORKER:
             worker.close()
-            raise NoWorkerError("No process can be started that decodes the image; try again later.")
+            raise NoWorkerError(_NO_WORKER)
         return worker
 
     def _start_template(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(_TEMPLATE_SECONDS)
-        command = [sys.executable, "-P", "-m", "qualms.images.worker_process", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", "qualms.images.worker_process", str(theirs.fileno()), *self._arguments]
         environment = {**_ALLOCATOR, **{name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}}
         with theirs:
             self._template = subprocess.Popen(
