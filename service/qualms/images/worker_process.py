@@ -48,11 +48,10 @@ def run_template(control: socket.socket, *, idle_priority: bool) -> None:
     """Fork and end workers until the service closes the socket.
 
     With `idle_priority`, workers use the time that the service leaves: whatever they decode, small requests are answered first.
+    This process keeps its priority: on a busy machine it would not fork in time.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the service ends its workers
-    if idle_priority:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     Image.init()
     gc.collect()
     gc.freeze()  # a garbage collection in a worker would copy the shared pages
@@ -66,6 +65,8 @@ def run_template(control: socket.socket, *, idle_priority: bool) -> None:
             pid = _fork()
             if pid == 0:
                 control.close()
+                if idle_priority:
+                    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
                 run_worker(socket.socket(fileno=descriptors[0]), descriptors[1])
                 os._exit(0)
             if pid != NO_WORKER:
