@@ -31,11 +31,21 @@ QualmsError
 Invalid HTTP requests raise `qualms.web.problems.Problem`, which is not part of this tree.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 
 class QualmsError(Exception):
     """An error the user can fix. The command line prints its message and exits with status 2."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy: `Exception` would pass the message alone to subclasses that need other arguments."""
+        return _restored, (type(self), self.args), self.__dict__
+
+
+def _restored(kind: type[QualmsError], arguments: tuple[Any, ...]) -> QualmsError:
+    error = kind.__new__(kind)
+    error.args = arguments
+    return error
 
 
 class BundleError(QualmsError):

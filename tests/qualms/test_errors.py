@@ -1,10 +1,12 @@
+import copy
+import pickle
 import re
 from pathlib import Path
 
 import pytest
 
 from qualms import errors
-from qualms.errors import first_line
+from qualms.errors import ImageError, OperatingPointError, first_line
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,6 +20,12 @@ def test_the_exception_tree_in_the_docstring_lists_every_exception_and_its_modul
         for name in re.findall(r"^class (\w+)\(QualmsError\)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
     assert {name: module or errors.__name__ for name, module in documented.items()} == defined
+
+
+@pytest.mark.parametrize("error", [ImageError("no", reason="shape"), OperatingPointError("no", "score")])
+def test_errors_with_other_arguments_than_their_message_survive_pickling(error: errors.QualmsError) -> None:
+    for same in (pickle.loads(pickle.dumps(error)), copy.copy(error)):  # our own bytes
+        assert (type(same), str(same), vars(same)) == (type(error), str(error), vars(error))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from ssl import SSLContext
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack, overload
+from urllib.request import getproxies
 
 import httpx
 
@@ -54,7 +55,9 @@ class AsyncClient:
             retries=retries,
             concurrency=concurrency,
         )
-        self._http = httpx.AsyncClient(verify=verify, transport=transport or Connections(verify), limits=CONNECTIONS)
+        if transport is None and not getproxies().keys() & {"http", "https", "all"}:
+            transport = Connections(verify)  # httpx uses the proxies of the environment only without a transport
+        self._http = httpx.AsyncClient(verify=verify, transport=transport, limits=CONNECTIONS)
 
     @overload
     async def predict(  # type: ignore[overload-overlap]  # a str is an Iterable[str]

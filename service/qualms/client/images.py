@@ -10,6 +10,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from io import IOBase
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,6 +32,8 @@ _COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
 """PNG's number for grey, RGB and RGBA, by the number of channels"""
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 """modes of PIL images that PNG keeps; TIFF keeps the others"""
+_CONVERTED = {"HSV": "RGB", "RGBa": "RGBA"}
+"""modes of PIL images that neither format has, and those to which the model converts them"""
 _PART_BYTES = 256
 """upper bound of what a form adds to each file"""
 
@@ -58,8 +61,12 @@ class Chunk:
 
 
 def is_one_image(images: Any) -> bool:
-    """Whether the argument of `predict` is an image and not an iterable of images."""
-    return isinstance(images, str | PathLike | bytes | bytearray | memoryview) or _is_array(images) or _is_pil(images)
+    """Whether the argument of `predict` is an image, or nothing that is accepted, and not an iterable of images.
+
+    An open file is an iterable of lines, which are no images.
+    """
+    kinds = (str, PathLike, bytes, bytearray, memoryview, IOBase)
+    return not isinstance(images, Iterable) or isinstance(images, kinds) or _is_array(images) or _is_pil(images)
 
 
 def chunks(images: Iterable[ImageLike], limits: RequestLimits) -> Iterator[Chunk]:
@@ -135,8 +142,10 @@ def _from_pil(image: Any) -> bytes:
     stream = io.BytesIO()
     try:
         upright = ImageOps.exif_transpose(image)
+        if upright.mode in _CONVERTED:
+            upright = upright.convert(_CONVERTED[upright.mode])
         options: dict[str, Any] = (
-            {"format": "PNG", "compress_level": 1} if image.mode in _PNG_MODES else {"format": "TIFF"}
+            {"format": "PNG", "compress_level": 1} if upright.mode in _PNG_MODES else {"format": "TIFF"}
         )
         upright.save(stream, exif=b"", **options)
     except Exception as error:  # Pillow reads files lazily, and its decoders raise many kinds of errors

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from qualms.client.errors import ClientError, ProblemError, ReplyError
 from qualms.client.images import Chunk
 from qualms.client.retries import Attempts, retry_after, utc_now
-from qualms.errors import ParameterError
+from qualms.errors import ParameterError, first_line
 from qualms.replies import PredictReply, ProblemReply, RequestLimits, Result
 
 MAX_REPLY_BYTES = 256 * 2**20
@@ -24,6 +24,10 @@ MAX_CONNECTIONS = 100
 KEEP_ALIVE_SECONDS = 30.0
 """less than the service's 75, so that the client closes idle connections first"""
 _API_KEY = re.compile(r"[!-~]{1,512}")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"([!-~]([ \t!-~]*[!-~])?)?")
+_OWN_HEADERS = frozenset({"content-length", "content-type", "transfer-encoding", "x-request-timeout"})
+_MAX_PORT = 65535
 CONNECTIONS = httpx.Limits(
     max_connections=MAX_CONNECTIONS,
     max_keepalive_connections=MAX_CONNECTIONS,
@@ -61,21 +65,24 @@ class Protocol:
         retries: int | None,
         concurrency: int,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ParameterError(f"The URL is {url!r}; accepted: one that begins with http:// or https://.")
+        address = _base_url(url)
         if not 0 < request_timeout < math.inf:
             raise ParameterError(f"request_timeout is {request_timeout!r}; accepted: seconds, more than 0.")
         if retries is not None and retries < 0:
             raise ParameterError(f"retries is {retries!r}; accepted: None, 0 or more.")
         if not 1 <= concurrency <= MAX_CONNECTIONS:
             raise ParameterError(f"concurrency is {concurrency!r}; accepted: 1 to {MAX_CONNECTIONS}.")
-        self.base = url.rstrip("/")
+        self.base = str(address.copy_with(userinfo=b"")).rstrip("/")
+        """without user and password, for messages"""
+        self._prefix = str(address).rstrip("/")
         self.concurrency = concurrency
         self.limits: RequestLimits | None = None
         """None until the service was asked for them"""
         self._model = model
         self._request_timeout = request_timeout
         self._retries = retries
+        for name, value in (headers or {}).items():
+            _check_header(name, value)
         names = {name.lower() for name in headers or ()}
         defaults = {"user-agent": "qualms-client", "accept": "application/json"}
         if api_key is not None:
@@ -100,7 +107,7 @@ class Protocol:
             {key: str(value).lower() if isinstance(value, bool) else value for key, value in given.items()}
         )
         seconds = math.inf if timeout is None else timeout
-        return Call(_url(f"{self.base}{path}{'?' if query else ''}{query}"), time.monotonic() + seconds, seconds)
+        return Call(_url(f"{self._prefix}{path}{'?' if query else ''}{query}"), time.monotonic() + seconds, seconds)
 
     def attempts(self, call: Call) -> Attempts:
         """The attempts of one request of a call, whose clock starts now."""
@@ -117,7 +124,7 @@ class Protocol:
 
     def limits_request(self, seconds: float) -> httpx.Request:
         """A request for the service's limits."""
-        return self._request("GET", _url(f"{self.base}/models"), seconds, {}, b"")
+        return self._request("GET", _url(f"{self._prefix}/models"), seconds, {}, b"")
 
     def _request(
         self, method: Literal["GET", "POST"], url: httpx.URL, seconds: float, headers: dict[str, str], body: bytes
@@ -189,7 +196,30 @@ def check_status(response: httpx.Response, body: bytes) -> None:
 @lru_cache(maxsize=64)
 def _url(text: str) -> httpx.URL:
     """Parsing a URL takes as long as sending a small request."""
+    return httpx.URL(text)
+
+
+def _base_url(text: str) -> httpx.URL:
+    """The URL to which paths are added; ParameterError if none can be."""
     try:
-        return httpx.URL(text)
-    except httpx.InvalidURL as error:
-        raise ParameterError(f"The URL is {text!r}; it is not valid: {error}.") from None
+        url = httpx.URL(text)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise ParameterError(f"The URL is {text!r}; it is not valid: {first_line(error)}.") from None
+    if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
+        shown = str(url.copy_with(userinfo=b"")) if url.userinfo else text
+        raise ParameterError(
+            f"The URL is {shown!r}; accepted: one that begins with http:// or https://, and has a host and neither ? nor #."
+        )
+    if url.port is not None and url.port > _MAX_PORT:
+        raise ParameterError(f"The port of the URL is {url.port}; accepted: 1 to {_MAX_PORT}.")
+    return url.copy_with(query=None, fragment=None)
+
+
+def _check_header(name: Any, value: Any) -> None:
+    """ParameterError if httpx would not send the header, or if the client does; without its value, which may be secret."""
+    if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+        raise ParameterError(f"headers has the name {name!r}; accepted: letters, digits and any of !#$%&'*+-.^_`|~.")
+    if name.lower() in _OWN_HEADERS:
+        raise ParameterError(f"headers has {name!r}, which the client sends itself.")
+    if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
+        raise ParameterError(f"The value of {name!r} in headers is not accepted; accepted: printable ASCII characters.")

@@ -29,7 +29,7 @@ def retry_after(value: str | None, now: datetime) -> float | None:
         return float(value)
     try:
         date = parsedate_to_datetime(value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
     return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - now).total_seconds())
 

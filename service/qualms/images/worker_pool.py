@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from qualms.errors import ImageError, QualmsError
 from qualms.images.input_spec import InputSpec
-from qualms.images.worker_process import END, FORK, MESSAGE_BYTES, NO_WORKER, cpu_seconds
+from qualms.images.worker_process import END, FORK, IDLE_PRIORITY, MESSAGE_BYTES, NO_WORKER, cpu_seconds
 
 KilledFor = Literal["cpu", "deadline", "crash"]
 KILLED_FOR: tuple[KilledFor, ...] = ("cpu", "deadline", "crash")
@@ -72,14 +72,17 @@ class WorkerPool:
         self,
         size: int,
         *,
+        idle_priority: bool = True,
         on_killed: Callable[[KilledFor], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         start_seconds: float = _TEMPLATE_SECONDS,
     ) -> None:
         """`on_killed` is called, in any thread, for every worker that ended before it replied.
 
-        `start_seconds` is the time in which a worker must start.
+        With `idle_priority`, workers run only while nothing else of the machine needs the cores. `start_seconds` is the time in
+        which a worker must start.
         """
+        self._arguments = [IDLE_PRIORITY] if idle_priority else []
         self._on_killed = on_killed
         self._clock = clock
         self._start_seconds = start_seconds
@@ -216,7 +219,7 @@ class WorkerPool:
     def _start_template(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(self._start_seconds)
-        command = [sys.executable, "-P", "-m", "qualms.images.worker_process", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", "qualms.images.worker_process", str(theirs.fileno()), *self._arguments]
         environment = {**_ALLOCATOR, **{name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}}
         with theirs:
             self._template = subprocess.Popen(

@@ -28,6 +28,8 @@ MESSAGE_BYTES = 4096
 """maximum size of a request or a reply"""
 FORK, END = b"fork", b"end"
 """commands to the template: fork a worker, which replies with its process id; end a worker and reply with its status"""
+IDLE_PRIORITY = "idle"
+"""argument of the template"""
 NO_WORKER = -1
 """instead of a process id, if no worker can be forked"""
 BASE_CPU_SECONDS = 0.5
@@ -42,12 +44,14 @@ def cpu_seconds(pixels: int) -> float:
     return BASE_CPU_SECONDS + CPU_SECONDS_PER_PIXEL * pixels
 
 
-def run_template(control: socket.socket) -> None:
-    """Fork and end workers until the service closes the socket."""
+def run_template(control: socket.socket, *, idle_priority: bool) -> None:
+    """Fork and end workers until the service closes the socket.
+
+    With `idle_priority`, workers use the time that the service leaves: whatever they decode, small requests are answered first.
+    This process keeps its priority: on a busy machine it would not fork in time.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the service ends its workers
-    # Workers use the time that the service leaves: whatever they decode, small requests are answered first.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     Image.init()
     gc.collect()
     gc.freeze()  # a garbage collection in a worker would copy the shared pages
@@ -61,6 +65,8 @@ def run_template(control: socket.socket) -> None:
             pid = _fork()
             if pid == 0:
                 control.close()
+                if idle_priority:
+                    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
                 run_worker(socket.socket(fileno=descriptors[0]), descriptors[1])
                 os._exit(0)
             if pid != NO_WORKER:
@@ -138,4 +144,4 @@ def _address_space() -> int:
 
 
 if __name__ == "__main__":
-    run_template(socket.socket(fileno=int(sys.argv[1])))
+    run_template(socket.socket(fileno=int(sys.argv[1])), idle_priority=IDLE_PRIORITY in sys.argv[2:])

@@ -154,6 +154,7 @@ class TarStream:
         return data
 
 
+_NO_FILE = "The member of the archive is a link or another special file; accepted are regular files."
 _BOMB = f"it expands to more than {MAX_RATIO} times its size"
 _HEADER = struct.Struct("<4s6H3I5H2I")
 
@@ -214,10 +215,12 @@ def _tar_members(path: str, status: os.stat_result) -> Iterator[Item]:
         with tarfile.TarFile(fileobj=headers) as tar:  # type: ignore[arg-type]
             while (member := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep all of them
-                if not member.isreg() or member.issparse():
+                if member.isdir():
                     continue
                 name = f"{path}/{member.name}"
-                if member.size > MAX_IMAGE_BYTES:
+                if not member.isreg() or member.issparse():
+                    yield error_item(name, _NO_FILE)
+                elif member.size > MAX_IMAGE_BYTES:
                     yield error_item(name, too_large(member.size))
                 else:
                     yield Item(name, path, kind, member.size, status.st_mtime_ns, member.offset_data)  # type: ignore[arg-type]
@@ -253,9 +256,9 @@ class _Headers:
 def _zip_members(path: str, status: os.stat_result) -> Iterator[Item]:
     total = 0
     with Path(path).open("rb") as file:
-        start, count, shift = _zip_directory(file, status.st_size)
+        start, end, shift = _zip_directory(file, status.st_size)
         file.seek(start)
-        for _ in range(count):
+        while file.tell() < end:
             header = file.read(_HEADER.size)
             if len(header) < _HEADER.size or header[:4] != b"PK\x01\x02":
                 raise ArchiveError("its directory is damaged")
@@ -292,7 +295,10 @@ def _zip_problem(flags: int, method: int, stored: int, size: int) -> str | None:
 
 
 def _zip_directory(file: IO[bytes], size: int) -> tuple[int, int, int]:
-    """Start of the directory, number of entries, and bytes before the archive, as of self-extracting ones."""
+    """Start and end of the directory, and bytes before the archive, as of self-extracting ones.
+
+    The number of entries is not used: without zip64 it has 16 bits, and some programs write more entries than these can count.
+    """
     start = max(0, size - _MAX_COMMENT - 22)
     file.seek(start)
     tail = file.read(_MAX_COMMENT + 22)
@@ -300,17 +306,17 @@ def _zip_directory(file: IO[bytes], size: int) -> tuple[int, int, int]:
     if found < 0 or found + 22 > len(tail):
         raise ArchiveError("it is not a complete zip file")
     end = start + found
-    count, length, offset = struct.unpack_from("<HII", tail, found + 10)
+    length, offset = struct.unpack_from("<II", tail, found + 12)
     locator = found - 20
     if locator >= 0 and tail[locator : locator + 4] == b"PK\x06\x07":
         position = end - 20 - 56
         if position >= start and tail[position - start : position - start + 4] == b"PK\x06\x06":
-            count, length, offset = struct.unpack_from("<QQQ", tail, position - start + 32)
+            length, offset = struct.unpack_from("<QQ", tail, position - start + 40)
             end = position
     shift = end - length - offset
     if shift < 0:
         raise ArchiveError("its directory is damaged")
-    return offset + shift, count, shift
+    return offset + shift, end, shift
 
 
 def _zip64(extra: bytes, size: int, stored: int, offset: int) -> tuple[int, int, int]:

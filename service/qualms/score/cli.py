@@ -48,7 +48,8 @@ def score(
         ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Also write a page with the summary and the most uncertain images.")
+        Path | None,
+        typer.Option(help="Also write a page with the summary and the most uncertain images, .html or .htm."),
     ] = None,
     engine: Engine = "local",
     address: Address = None,
@@ -63,6 +64,7 @@ def score(
     from qualms.cluster.options import cluster_options
     from qualms.decisions.operating_point import OperatingPoint
     from qualms.inference.cpu import available_cores
+    from qualms.score.report.summary_table import printable
     from qualms.score.run import score as run
     from qualms.score.scorer import ScoreOptions
 
@@ -98,10 +100,10 @@ def score(
             highlight=False,
             soft_wrap=True,
         )
-    if outcome.unreadable:
+    if outcome.first_error is not None:
         typer.echo(
             f"qualms: {outcome.unreadable:,} of {outcome.files:,} files could not be read, the first is "
-            f"{outcome.first_error}",
+            f"{printable(outcome.first_error)}",
             err=True,
         )
         raise typer.Exit(1)

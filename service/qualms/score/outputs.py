@@ -5,6 +5,7 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import orjson
@@ -58,9 +59,10 @@ class _CsvWriter:
         self._rows(zip(*(_texts(part.columns[column.name], column.kind) for column in self._columns), strict=True))
 
     def _rows(self, rows: Any) -> None:
-        text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        self._file.write(text.getvalue().encode())
+        lines: list[str] = []
+        # csv quotes only those line breaks that are in its terminator, so a name with a carriage return needs both there.
+        csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n").writerows(rows)
+        self._file.write("".join(f"{line[:-2]}\n" for line in lines).encode())
 
 
 _BOOLS = {True: "true", False: "false", None: None}

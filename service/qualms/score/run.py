@@ -1,5 +1,6 @@
 """One run of `qualms score`, top to bottom: list, score, write, summarise."""
 
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -25,6 +26,9 @@ from qualms.score.report.summary import Summary, SummaryResult
 from qualms.score.rows import ERROR, FLAG_FDR, P_VALUE, Column, result_columns
 from qualms.score.scorer import ScoreOptions
 from qualms.score.state import Identity, State, full_disk
+
+PAGE_ENDINGS = (".html", ".htm")
+"""of the page of --html, so that no image is overwritten by mistake"""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ def score(
     if output.exists() and (not overwrite or output.is_dir()):
         raise ScoreError(f"The output {output} exists; use --overwrite to replace it, or name another file.")
     state = State(output)
+    if html is not None:
+        _check_page(html, replace=overwrite or state.holds_run)
     with full_disk(output.parent), closing(state):
         state.open()
         listing = Listing(inputs, state.folder)
@@ -89,7 +95,8 @@ def score(
         if resumed < total:
             sizes = map(len, islice(split(state.items(), rows), parts, None))
             chunks = Chunks(state.list.absolute(), rows, skip=parts)
-            with executor(fspath(bundle.path), options, processes) as pool, progress(total, resumed, console) as report:
+            useful = sum(1 for _ in islice(split(state.items(), rows), parts, parts + processes))
+            with executor(fspath(bundle.path), options, useful) as pool, progress(total, resumed, console) as report:
                 done = resumed
                 for _, size in zip(state.append(pool.map(chunks)), sizes, strict=True):
                     done += size
@@ -142,10 +149,21 @@ def _write(
                         most_uncertain.offer(row, partial(_load, item))
         result = summary.finish(rejections)
         if html is not None:
-            write_page(html, result, most_uncertain)
-    state.close()
+            with full_disk(html.parent):
+                write_page(html, result, most_uncertain)
     state.remove()
     return Outcome(result, files, unreadable, first_error, *counts)
+
+
+def _check_page(page: Path, *, replace: bool) -> None:
+    """ScoreError unless the page can be written: that would otherwise be known only when all files are scored."""
+    if page.suffix.lower() not in PAGE_ENDINGS:
+        raise ScoreError(f"The page {page} has the ending {page.suffix!r}; accepted are {', '.join(PAGE_ENDINGS)}.")
+    if page.exists() and (not replace or page.is_dir()):
+        raise ScoreError(f"The page {page} exists; use --overwrite to replace it, or name another file.")
+    with full_disk(page.parent):
+        page.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=page.parent).close()
 
 
 def _flags(p_values: Sequence[float | None], threshold: float) -> list[bool | None]:

@@ -55,7 +55,10 @@ class Scorer:
         self._columns = result_columns(manifest, options.point, alpha=options.alpha)
         self._explain = manifest.alpha == "joined"
         self._terms = manifest.flag_terms if self._explain else []
-        self._pool = WorkerPool(1, start_seconds=_DECODE_SECONDS) if sys.platform == "linux" else None
+        # A worker decodes while this process waits for it, so it needs the same priority.
+        self._pool = (
+            WorkerPool(1, idle_priority=False, start_seconds=_DECODE_SECONDS) if sys.platform == "linux" else None
+        )
 
     def close(self) -> None:
         """End the worker process."""

@@ -63,9 +63,14 @@ def full_disk(folder: Path) -> Iterator[None]:
             raise ScoreError(
                 f"There is no space left to write to {folder}; free some, and run the same command again to continue."
             ) from None
-        if error.filename is None or not Path(os.fsdecode(error.filename)).is_relative_to(folder):
+        if error.filename is None or not _absolute(error.filename).is_relative_to(folder.absolute()):
             raise
         raise ScoreError(f"{folder} cannot be written to: {error.strerror}.") from None
+
+
+def _absolute(name: str | bytes) -> Path:
+    """`tempfile` puts absolute paths into errors, whatever the folder."""
+    return Path(os.fsdecode(name)).absolute()
 
 
 class State:
@@ -93,19 +98,26 @@ class State:
         except OSError:
             raise ScoreError(f"Another run is writing to {self.folder}; wait until it ends.") from None
 
+    @property
+    def holds_run(self) -> bool:
+        """Whether the folder holds an unfinished run."""
+        return (self.folder / _RUN).exists()
+
     def close(self) -> None:
         """Let other runs use the folder."""
         if self._lock is not None:
             self._lock.close()
 
     def remove(self) -> None:
-        """Remove the folder."""
+        """Remove the folder, while it is locked: after that it may be that of another run."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        self.close()
 
     def abandon(self) -> None:
         """Remove the folder unless it holds an unfinished run."""
-        self.close()
-        if not (self.folder / _RUN).exists():
+        if self.holds_run:
+            self.close()
+        else:
             self.remove()
 
     def write_list(self, items: Iterable[Item]) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import pickle
 import re
 import subprocess
 import threading
@@ -23,6 +24,7 @@ from qualms.access.keys_file import add_key
 from qualms.bundle.file import Bundle
 from qualms.client.images import Images
 from qualms.client.protocol import MAX_CONNECTIONS
+from qualms.replies import ProblemReply
 
 Process: TypeAlias = tuple[subprocess.Popen[str], str]
 Start: TypeAlias = Callable[..., Process]
@@ -470,7 +472,34 @@ def test_a_stream_that_is_closed_early_reads_no_further(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"url": "service:8000"}, "The URL is 'service:8000'; accepted: one that begins with http:// or https://."),
+        (
+            {"url": "service:8000"},
+            "The URL is 'service:8000'; accepted: one that begins with http:// or https://, and has a host and neither ? nor #.",
+        ),
+        (
+            {"url": "http://u:secret@h/?a"},
+            "The URL is 'http://h/?a'; accepted: one that begins with http:// or https://, and has a host and neither ? nor #.",
+        ),
+        (
+            {"url": "http://"},
+            "The URL is 'http://'; accepted: one that begins with http:// or https://, and has a host and neither ? nor #.",
+        ),
+        ({"url": "http://[::1"}, "The URL is 'http://[::1'; it is not valid: Invalid port: ':1'."),
+        (
+            {"url": None},
+            "The URL is None; it is not valid: Invalid type for url.  Expected str or httpx.URL, got <class 'NoneType'>: None.",
+        ),
+        ({"url": "http://h:65536"}, "The port of the URL is 65536; accepted: 1 to 65535."),
+        (
+            {"headers": {"x y": "1"}},
+            "headers has the name 'x y'; accepted: letters, digits and any of !#$%&'*+-.^_`|~.",
+        ),
+        (
+            {"headers": {"x": "a\r\nb: c"}},
+            "The value of 'x' in headers is not accepted; accepted: printable ASCII characters.",
+        ),
+        ({"headers": {"x": "é"}}, "The value of 'x' in headers is not accepted; accepted: printable ASCII characters."),
+        ({"headers": {"Content-Length": "3"}}, "headers has 'Content-Length', which the client sends itself."),
         ({"request_timeout": 0}, "request_timeout is 0; accepted: seconds, more than 0."),
         ({"retries": -1}, "retries is -1; accepted: None, 0 or more."),
         ({"concurrency": 0}, "concurrency is 0; accepted: 1 to 100."),
@@ -481,6 +510,45 @@ def test_options_that_are_not_accepted_are_named(options: dict[str, Any], senten
         with pytest.raises(qualms.QualmsError) as caught:
             kind(**options)
         assert str(caught.value) == sentence
+
+
+def test_messages_have_no_password_of_the_url(free_port: Callable[[], int]) -> None:
+    client = qualms.Client(f"http://user:secret@127.0.0.1:{free_port()}", retries=0)
+    with pytest.raises(qualms.UnreachableError) as caught:
+        client.predict(b"image")
+    assert "secret" not in f"{caught.value} {client!r}"
+
+
+@both
+def test_the_proxy_of_the_environment_is_used(
+    predict: Predict, scripted: Scripted, digits: list[bytes], in_process: qualms.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("HTTP_PROXY", scripted.url)
+    result = in_process.predict(digits[0])
+    scripted.answer = lambda path, *_: (200, {}, b"{}" if path.endswith("/models") else reply(1, result))
+    assert predict("http://service.invalid", digits[0]) == result
+    assert [path for path, *_ in scripted.requests] == [
+        "http://service.invalid/models",
+        "http://service.invalid/predict",
+    ]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        qualms.ProblemError(ProblemReply(type="t", title="title", status=429, detail="Detail."), 3.0),
+        qualms.DeadlineError("late", qualms.UnreachableError("no")),
+        qualms.UnreachableError("no"),
+    ],
+)
+def test_errors_survive_pickling(error: qualms.ClientError) -> None:
+    error.image = 5
+    copy = pickle.loads(pickle.dumps(error))  # our own bytes
+    assert type(copy) is type(error)
+    assert (str(copy), repr(vars(copy))) == (str(error), repr(vars(error)))
 
 
 @both

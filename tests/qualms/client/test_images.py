@@ -37,7 +37,7 @@ def test_an_array_with_strides_is_sent_as_it_looks() -> None:
     assert (np.asarray(Image.open(io.BytesIO(encode(array, 0, LIMITS)))) == array).all()
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "F"])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "RGBa", "I;16", "F"])
 def test_a_pil_image_of_any_mode_reaches_the_model_with_the_same_pixels(mode: str) -> None:
     spec = InputSpec(height=6, width=6, colour="RGB")
     image = Image.fromarray(pixels(6, 6, 3))
@@ -46,7 +46,7 @@ def test_a_pil_image_of_any_mode_reaches_the_model_with_the_same_pixels(mode: st
     elif mode == "I;16":
         image = Image.fromarray(RNG.integers(0, 65536, (6, 6), np.uint16))
     else:
-        image = image.convert(mode)
+        image = (image.convert("RGBA") if mode == "RGBa" else image).convert(mode)
     assert image.mode == mode
     assert (preprocess(encode(image, 0, LIMITS), spec) == conform(image, spec)).all()
 
@@ -67,6 +67,16 @@ def test_a_path_is_read_and_bytes_are_sent_as_they_are(tmp_path: Path) -> None:
         assert is_one_image(image)
         assert encode(image, 0, LIMITS) == b"content"
     assert not is_one_image([b"content"])
+
+
+@pytest.mark.parametrize(
+    "kind", [io.BytesIO, lambda data: io.BufferedReader(io.BytesIO(data)), lambda _: None, lambda _: 7]
+)
+def test_an_open_file_and_what_cannot_be_iterated_are_not_accepted(kind: Callable[[bytes], Any]) -> None:
+    image = kind(b"content")
+    assert is_one_image(image)
+    with pytest.raises(ImageError, match=f"It is a {type(image).__name__}; accepted: a path, bytes, a uint8 array"):
+        encode(image, 0, LIMITS)
 
 
 @pytest.mark.parametrize(

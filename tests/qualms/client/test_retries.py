@@ -1,3 +1,4 @@
+import math
 from datetime import UTC, datetime
 
 import pytest
@@ -35,6 +36,8 @@ def attempts(clock: Clock, seconds: float = 10.0, retries: int | None = None, ji
         ("soon", None),
         ("-1", None),
         ("", None),
+        ("9" * 400, math.inf),
+        ("Fri, 31 Dec 99999999999999999999 23:59:59 GMT", None),
     ],
 )
 def test_retry_after_is_read_as_seconds_or_as_a_date(value: str | None, seconds: float | None) -> None:

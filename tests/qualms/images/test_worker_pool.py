@@ -30,9 +30,9 @@ NEGATIVE_PIXELS = -round((cpu_seconds(0) - 0.01) / (cpu_seconds(10**6) - cpu_sec
 class Pool(WorkerPool):
     """A pool that records why its workers were killed."""
 
-    def __init__(self, size: int = 1) -> None:
+    def __init__(self, size: int = 1, *, idle_priority: bool = True) -> None:
         self.killed: list[KilledFor] = []
-        super().__init__(size, on_killed=self.killed.append)
+        super().__init__(size, idle_priority=idle_priority, on_killed=self.killed.append)
 
     def decode(
         self, data: bytes, spec: InputSpec = SPEC, *, memory: int = 2**28, seconds: float = TIMEOUT, pixels: int = 2**24
@@ -208,6 +208,26 @@ def test_without_more_processes_no_file_is_called_damaged(pool: Pool, monkeypatc
         with pytest.raises(NoWorkerError):
             pool.decode(encode(picture(), "GIF"))
     assert pool.decode(encode(picture(), "GIF")).shape == SPEC.shape
+
+
+def test_a_process_that_forks_no_workers_in_time_is_no_worker(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_reply(*_: object) -> bytes:
+        raise TimeoutError("timed out")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pool, "_command", no_reply)
+        with pytest.raises(NoWorkerError):
+            pool.decode(encode(picture(), "GIF"))
+    assert pool.decode(encode(picture(), "GIF")).shape == SPEC.shape
+
+
+@pytest.mark.parametrize(("idle_priority", "policy"), [(True, os.SCHED_IDLE), (False, os.SCHED_OTHER)])
+def test_workers_have_the_priority_that_was_asked_for(idle_priority: bool, policy: int) -> None:
+    pool = Pool(idle_priority=idle_priority)
+    pool.decode(encode(picture(), "GIF"))
+    template, worker = pool.processes
+    assert (os.sched_getscheduler(template), os.sched_getscheduler(worker)) == (os.SCHED_OTHER, policy)
+    pool.close()
 
 
 def test_files_wait_for_a_worker_until_their_deadline(pool: Pool) -> None:

@@ -208,6 +208,32 @@ def test_a_member_with_wrong_bytes_is_an_error(tmp_path: Path) -> None:
         read(item)
 
 
+def test_links_in_a_tar_file_are_errors(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        for name, kind in {
+            "hard.png": tarfile.LNKTYPE,
+            "link.png": tarfile.SYMTYPE,
+            "dir.png": tarfile.DIRTYPE,
+        }.items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "a.png"
+            tar.addfile(info)
+    found = list(members(str(path), is_image))
+    assert [item.name for item in found] == [f"{path}/hard.png", f"{path}/link.png"]
+    assert {item.error for item in found} == {
+        "The member of the archive is a link or another special file; accepted are regular files."
+    }
+
+
+def test_all_members_of_a_zip_are_read_if_their_number_exceeds_16_bits(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    data = bytearray(write_zip(path, FILES))
+    struct.pack_into("<HH", data, len(data) - 14, 2, 2)  # as if 65,536 + 2 were written without zip64
+    path.write_bytes(data)
+    assert [read(item) for item in members(str(path), is_image)] == list(FILES.values())
+
+
 @pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz"])
 def test_random_damage_gives_members_or_errors_and_no_exception(tmp_path: Path, name: str) -> None:
     path = tmp_path / name

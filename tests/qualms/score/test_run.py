@@ -1,6 +1,7 @@
 """Runs: the rows are those of `Model.predict`, and a continued run equals one without interruption."""
 
 import csv
+import errno
 import json
 import os
 import resource
@@ -230,6 +231,75 @@ def test_the_page_has_the_most_uncertain_images(run: Callable[..., Outcome], ima
     run(images, html=tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert page.count("<img") == 48
+
+
+@pytest.mark.parametrize("name", ["page", "page.png", "out.csv"])
+def test_a_page_with_another_ending_is_refused(
+    run: Callable[..., Outcome], images: Path, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(ScoreError, match=r"accepted are \.html, \.htm"):
+        run(images, html=tmp_path / name)
+    assert InProcess.scored == 0
+
+
+def test_a_page_that_exists_is_replaced_with_overwrite_only(
+    run: Callable[..., Outcome], images: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("mine")
+    with pytest.raises(ScoreError, match="The page .* exists; use --overwrite"):
+        run(images, html=page)
+    assert page.read_text() == "mine"
+    run(images, html=page, overwrite=True)
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_files_are_scored(
+    run: Callable[..., Outcome], images: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ScoreError, match=r"file/folder cannot be written to: Not a directory\.$"):
+        run(images, html=tmp_path / "file/folder/page.html")
+    assert InProcess.scored == 0
+
+
+def test_a_disk_without_space_for_the_page_is_named_and_the_run_continues(
+    run: Callable[..., Outcome], images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    page = tmp_path / "pages/page.html"
+    with monkeypatch.context() as patch, pytest.raises(ScoreError, match=f"no space left to write to {page.parent};"):
+        patch.setattr("qualms.score.report.html_report.write_page", full)
+        run(images, html=page)
+    assert run(images, html=page).resumed == 300
+
+
+@pytest.mark.parametrize("line_break", ["\r", "\n", "\r\n"])
+def test_names_with_line_breaks_are_quoted_in_csv(
+    run: Callable[..., Outcome], images: Path, tmp_path: Path, line_break: str
+) -> None:
+    name = tmp_path / f'a,"{line_break}b.png'
+    name.write_bytes((images / "b/0001.png").read_bytes())
+    run([name, images / "b/0001.png"])
+    assert [row["path"] for row in rows_of(tmp_path / "out.csv")] == [str(name), str(images / "b/0001.png")]
+
+
+def test_no_more_processes_are_started_than_there_are_parts(
+    run: Callable[..., Outcome], images: Path, tmp_path: Path
+) -> None:
+    started = []
+
+    class Counting(InProcess):
+        def __init__(self, model: str, options: ScoreOptions, processes: int) -> None:
+            started.append(processes)
+            super().__init__(model, options, processes)
+
+    run(images, executor=Counting, processes=1000)
+    run(images / "b/0001.png", "one.csv", executor=Counting, processes=1000)
+    run(images, "two.csv", executor=Counting, processes=2)
+    assert started == [3, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["out.xlsx", "out"])

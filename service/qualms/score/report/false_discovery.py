@@ -88,11 +88,16 @@ class Rejections:
                 "flagged images are in-distribution, on average over calibration sets; with the present one the share may be "
                 "higher or lower."
             )
+        if self.fewest == 1:
+            return (
+                f"No image is flagged at a false discovery rate of {rate}: no p-value is small enough among those of "
+                f"{_images(self.n_images)}; a single image is flagged if it has at most {self.target / self.n_images:.3g}."
+            )
         few = self.at_smallest
         return (
-            f"No image is flagged at a false discovery rate of {rate}: with {n} calibration images, at least "
-            f"{self.fewest:,} of {_images(self.n_images)} must have the smallest possible p-value, "
-            f"1/{self.n_calibration + 1:,}, and {few:,} {'has' if few == 1 else 'have'} it. To flag {max(few, 1):,} of so "
+            f"No image is flagged at a false discovery rate of {rate}: with {n} calibration images, fewer than "
+            f"{self.fewest:,} of {_images(self.n_images)} cannot be flagged, and {few:,} {'has' if few == 1 else 'have'} the "
+            f"smallest possible p-value, 1/{self.n_calibration + 1:,}. To flag {max(few, 1):,} of so "
             f"many, {_calibration_images(self.n_images, self.target, max(few, 1)):,} calibration images are needed."
         )
 

@@ -32,7 +32,7 @@ def _overview(result: "SummaryResult") -> Table:
     unreadable = f", {result.unreadable:,} could not be read" if result.unreadable else ""
     add("images", Text(f"{result.images:,} scored{unreadable}", style="yellow" if result.unreadable else ""))
     for kind, count in result.errors:
-        add("", Text(f"{count:,} × {_printable(kind)}", style="yellow"))
+        add("", Text(f"{count:,} × {printable(kind)}", style="yellow"))
     rate = f"{result.flagged:,} ({percent(result.rate)}), " if result.images else ""
     add("flagged", Text(f"{rate}{result.rate_sentence}", style="red" if result.exceeds_bound else ""))
     add("guarantee", Text(result.guarantee_text))
@@ -60,7 +60,7 @@ def _classes(result: "SummaryResult") -> Table:
         ]
         if result.accepted is not None:
             cells.append(percent(one.accepted / one.images))
-        table.add_row(Text(_printable(one.label)), *cells)
+        table.add_row(Text(printable(one.label)), *cells)
     if result.more_classes:
         share = percent(result.more_images / result.images)
         table.add_row(f"{result.more_classes:,} more", f"{result.more_images:,}", share)
@@ -79,6 +79,6 @@ def spark(histogram: tuple[int, ...]) -> str:
     return "".join(_BARS[0 if not count else max(1, round(steps * count / largest))] for count in histogram)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The text without control characters, which a terminal would obey."""
     return "".join(character if character.isprintable() else "�" for character in text)

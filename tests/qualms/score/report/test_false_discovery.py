@@ -93,12 +93,19 @@ def test_a_calibration_set_too_small_for_so_few_ood_images_is_named_with_the_num
     result = choose_rejections(p, 0.1, 5000)
     assert (result.possible, result.fewest, result.at_smallest, result.rejected) == (True, 20, 19, 0)
     assert (
-        "at least 20 of 10,000 images must have the smallest possible p-value, 1/5,001, and 19 have it"
+        "fewer than 20 of 10,000 images cannot be flagged, and 19 have the smallest possible p-value, 1/5,001."
         in result.sentence
     )
     assert "To flag 19 of so many, 5,263 calibration images are needed." in result.sentence
     assert choose_rejections(np.where(p < 1, 1 / 5264, 1.0), 0.1, 5263).rejected == 19
     assert choose_rejections(np.where(np.arange(10_000) < 20, 1 / 5001, 1.0), 0.1, 5000).rejected == 20
+
+
+def test_a_calibration_set_that_is_large_enough_is_not_blamed() -> None:
+    sentence = choose_rejections(np.full(55, 0.5), 0.1, 5000).sentence
+    assert sentence.endswith(
+        "no p-value is small enough among those of 55 images; a single image is flagged if it has at most 0.00182."
+    )
 
 
 def test_the_sentence_says_that_the_control_is_on_average_over_calibration_sets() -> None:

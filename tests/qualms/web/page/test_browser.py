@@ -207,6 +207,25 @@ def test_a_service_that_is_stopped_is_named_as_the_cause(browser: Any, service_p
     page.locator("#recent-text", has_text="The service cannot be reached").wait_for()
 
 
+def test_a_service_with_another_model_than_before_is_shown_with_its_own_calibration(
+    browser: Any, service_process: Callable[..., Any], free_port: Callable[[], int]
+) -> None:
+    port = free_port()
+    process, url = service_process(resolve_model("mnist"), port=port)
+    visitor = Visit(browser, url)
+    visitor.use_sample("Digit 3")
+    process.terminate()
+    process.wait()
+    service_process(resolve_model("cifar10"), port=port)
+    with visitor.page.expect_response("**/calibration"):
+        visitor.page.get_by_role("button", name="Digit 4", exact=True).click()
+    visitor.page.locator("#model-line", has_text="cifar10").wait_for()
+    visitor.page.wait_for_selector("#scores svg")
+    assert visitor.page.inner_text("#label") not in "0123456789"
+    assert not visitor.page.is_visible("#error")
+    assert not visitor.page.is_visible("#pad")
+
+
 def test_a_phone_shows_a_photo_model_without_scrolling_sideways(visit: Callable[..., Visit]) -> None:
     visitor = visit(resolve_model("cifar10"), viewport={"width": 390, "height": 844})
     visitor.use_sample("Coloured noise")

@@ -52,7 +52,7 @@ export async function predict(path, blob, signal) {
   const headers = { "Content-Type": contentType(blob) };
   const response = await request(path, { method: "POST", body: blob, headers, signal });
   const reply = await response.json();
-  return { result: reply.results[0], milliseconds: performance.now() - started, timing: timing(response) };
+  return { result: reply.results[0], digest: reply.model.digest, milliseconds: performance.now() - started, timing: timing(response) };
 }
 
 export const contentType = (blob) => (blob.type.startsWith("image/") ? blob.type : "application/octet-stream");

@@ -25,7 +25,7 @@ const page = { models: [], model: null, calibration: null, image: null, name: ""
 
 async function start() {
   try {
-    page.models = await api.models();
+    await loadModels();
   } catch (error) {
     showError(error);
     if (error.status === 401 || error.status === 403) {
@@ -39,10 +39,18 @@ async function start() {
   }
   find("key-form").hidden = true;
   hideError();
-  find("model").replaceChildren(...page.models.map((one) => element("option", { value: one.name }, one.name)));
-  find("model-choice").hidden = page.models.length < 2;
-  choose(page.models[0]);
   showStatus();
+}
+
+// Load the models, and select the one of this name, or else the default one.
+async function loadModels(name) {
+  page.models = await api.models();
+  if (!page.models.length) return;
+  const model = page.models.find((one) => one.name === name) ?? page.models[0];
+  find("model").replaceChildren(...page.models.map((one) => element("option", { value: one.name }, one.name)));
+  find("model").value = model.name;
+  find("model-choice").hidden = page.models.length < 2;
+  choose(model);
 }
 
 async function choose(model) {
@@ -129,7 +137,7 @@ function query() {
   return values;
 }
 
-async function send() {
+async function send(isRepeated = false) {
   if (!page.image || !page.model) return;
   page.sending?.abort();
   const sending = (page.sending = new AbortController());
@@ -137,6 +145,10 @@ async function send() {
   const path = api.predictPath(page.model, page.model === page.models[0], query());
   try {
     const reply = await api.predict(path, page.image, sending.signal);
+    if (reply.digest !== page.model.digest) {
+      await sendToOtherModel(isRepeated);
+      return;
+    }
     hideError();
     show(reply, path);
     setTimeout(showStatus, STATUS_AGE_MILLISECONDS);
@@ -149,6 +161,15 @@ async function send() {
   } finally {
     if (page.sending === sending) find("result").classList.remove("busy");
   }
+}
+
+// The service was started again with another model: the thresholds and classes of this page are those of the former one.
+async function sendToOtherModel(isRepeated) {
+  if (isRepeated) throw new api.ServiceError("The model of the service has changed", "Load this page again.", 0);
+  const { image, name, fileName, model } = page;
+  await loadModels(model.name);
+  Object.assign(page, { image, name, fileName });
+  await send(true);
 }
 
 function show({ result, milliseconds, timing }, path) {
@@ -320,7 +341,7 @@ function listen() {
   find("rate").addEventListener("input", () => {
     showRate();
     clearTimeout(sliding);
-    sliding = setTimeout(send, SLIDE_MILLISECONDS);
+    sliding = setTimeout(() => send(), SLIDE_MILLISECONDS);
   });
   find("guarantee").addEventListener("change", () => {
     selectRate(page.calibration.target_fpr);
