@@ -272,9 +272,10 @@ class _Edge:
         if isinstance(result, Reply):
             await send_reply(send, result)
             return
-        scope.setdefault("state", {})["caller"] = result
+        # A new state: some servers give all requests of a connection the same one, and a key counts for one request.
+        admitted = {**scope, "state": {**scope.get("state", {}), "caller": result}}
         try:
-            await self._answer(scope, receive, send)
+            await self._answer(admitted, receive, send)
         finally:
             if result is not None:
                 result.release()
@@ -291,9 +292,9 @@ class _Edge:
         started, code, begun = time.monotonic(), 500, False
         headers = dict(scope["headers"])
         request_id = parse_request_id(headers)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = {**scope.get("state", {}), "request_id": request_id}
         # A route that has GET has HEAD (RFC 9110, 9.3.2); the server omits the body.
-        as_get = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        inner = {**scope, "state": state, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
 
         async def send_with_headers(message: Any) -> None:
             nonlocal code, begun
@@ -309,7 +310,7 @@ class _Edge:
             problem = Problem.wrong_method(scope["method"], "POST")
         else:
             try:
-                await self._app(as_get, receive, send_with_headers)
+                await self._app(inner, receive, send_with_headers)
             except Exception as error:
                 _log.exception("a route failed", extra={"request_id": request_id})
                 problem = None if begun else from_error(error)
@@ -318,7 +319,7 @@ class _Edge:
             await send_reply(send, problem.reply(request_id))
         route, seconds = route_name(scope["path"]), time.monotonic() - started
         self._metrics.answered(route, code, seconds)
-        caller = scope["state"].get("caller")
+        caller = state.get("caller")
         if caller is not None:
             caller.count(code)
         if route not in ("health", "metrics", "status"):  # probes, scrapes and the page's polling would fill the log
