@@ -268,7 +268,7 @@ class _Edge:
 
     async def _check(self, gate: Gate, scope: Any, receive: Any, send: Any) -> None:
         """Check the key of a request of another server."""
-        result = gate.check(scope["path"], dict(scope["headers"]), (scope.get("client") or ("",))[0])
+        result = gate.check(_path(scope), dict(scope["headers"]), (scope.get("client") or ("",))[0])
         if isinstance(result, Reply):
             await send_reply(send, result)
             return
@@ -281,14 +281,13 @@ class _Edge:
                 result.release()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        if not self._serves(scope["path"]):
-            await self._other(scope, receive, send)
-        elif scope["method"] == "POST" and self._predict.answers(scope["path"]):
+        path = _path(scope)
+        if scope["method"] == "POST" and self._serves(path) and self._predict.answers(path):
             await self._predict(scope, receive, send)
         else:
-            await self._other(scope, receive, send)
+            await self._other(path, scope, receive, send)
 
-    async def _other(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _other(self, path: str, scope: Any, receive: Any, send: Any) -> None:
         started, code, begun = time.monotonic(), 500, False
         headers = dict(scope["headers"])
         request_id = parse_request_id(headers)
@@ -304,9 +303,9 @@ class _Edge:
             await send(message)
 
         problem = None
-        if not self._serves(scope["path"]):
-            problem = nothing_at(scope["path"])
-        elif self._predict.answers(scope["path"]):
+        if not self._serves(path):
+            problem = nothing_at(path)
+        elif self._predict.answers(path):
             problem = Problem.wrong_method(scope["method"], "POST")
         else:
             try:
@@ -317,7 +316,7 @@ class _Edge:
         if problem is not None:
             code = problem.status
             await send_reply(send, problem.reply(request_id))
-        route, seconds = route_name(scope["path"]), time.monotonic() - started
+        route, seconds = route_name(path), time.monotonic() - started
         self._metrics.answered(route, code, seconds)
         caller = state.get("caller")
         if caller is not None:
@@ -333,3 +332,9 @@ class _Edge:
                 duration_ms=1e3 * seconds,
                 **self._predict.callers.fields(peer, headers, caller),
             )
+
+
+def _path(scope: Any) -> str:
+    """The path that routes and keys refer to: without the prefix `root_path`, under which another server may have the service."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path

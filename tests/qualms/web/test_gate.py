@@ -187,6 +187,24 @@ def test_the_key_of_a_request_is_not_that_of_the_next_one(app: Application, toke
     assert state == {}
 
 
+def test_a_path_needs_the_same_key_under_a_prefix_of_another_server(app: Application, tokens: dict[str, str]) -> None:
+    async def status(method: str, path: str, key: str) -> int:
+        transport = httpx.ASGITransport(app, root_path="/vision")
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            return (await client.request(method, path, headers={"x-api-key": tokens[key]})).status_code
+
+    for method, path, scope, expected in (
+        ("GET", "/vision/metrics", METRICS, 200),
+        ("GET", "/vision/models", READ, 200),
+        ("POST", "/vision/predict", PREDICT, 503),  # the model is not loaded
+        ("GET", "/vision/livez", None, 200),
+        ("GET", "/visionary/metrics", READ, 404),
+    ):
+        for other in (PREDICT, READ, METRICS):
+            found = asyncio.run(status(method, path, f"only-{other}"))
+            assert found == (expected if scope in (None, other) else 403), (path, other)
+
+
 def test_a_new_route_needs_a_key() -> None:
     assert scope_of("/anything") is not None
     assert scope_of("*") is not None
