@@ -1,7 +1,7 @@
 """TLS between a socket and a `Connection`: the connection's transport, and the protocol of the event loop's transport.
 
-The handshake is part of the connection, so that all limits hold for it: it counts towards the number of connections, and
-handshake and head together have the time of a head. A client that sends plain HTTP gets 400.
+The handshake is part of the connection, so that all limits hold for it: it counts towards the number of connections, and the
+first request must begin within the time of a head. A client that sends plain HTTP gets 400.
 """
 
 import asyncio
