@@ -66,6 +66,8 @@ def read_context(files: TlsFiles) -> ssl.SSLContext:
 
 def _check_readable(variable: str, path: Path) -> None:
     try:
+        if path.is_fifo():  # opening it would block
+            raise TlsError(f"{variable} {path} is a pipe; a regular file is needed.")
         with path.open("rb"):
             pass
     except OSError as error:

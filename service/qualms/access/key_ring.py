@@ -25,27 +25,32 @@ class KeyHolder:
         self._clock = clock
         self.counts = dict.fromkeys(STATUSES, 0)
         """number of replies by status"""
-        self._concurrency: ConcurrencyLimit | None = None
-        self._rate: RateLimit | None = None
         self._set(key)
+        self._rate, self._concurrency = _rate_limit(key), _concurrency_limit(key)
 
     def _set(self, key: Key) -> None:
         self.key, self.name, self.digest, self.only = key, key.name, key.digest, frozenset(key.only)
-        self._rate = None if key.rate is None else RateLimit(key.rate)
-        active = 0 if self._concurrency is None else self._concurrency.active
-        self._concurrency = None if key.concurrency is None else ConcurrencyLimit(key.concurrency, active)
 
     def update(self, key: Key) -> None:
         """Use the key of a file that was read again. Limits that have not changed keep their state."""
-        if key != self.key:
-            self._set(key)
+        before = self.key
+        self._set(key)
+        if key.rate != before.rate:
+            self._rate = _rate_limit(key)
+        if key.concurrency != before.concurrency:
+            self._concurrency = _concurrency_limit(key, 0 if self._concurrency is None else self._concurrency.active)
 
     def acquire(self) -> tuple[str, float] | None:
-        """Begin a request, or return which limit it exceeds, and after how many seconds it may be sent again."""
-        if self._rate is not None and (wait := self._rate.wait(self._clock())):
-            return "rate", wait
+        """Begin a request, or return which limit it exceeds, and after how many seconds it may be sent again.
+
+        A request that is refused does not count towards the other limit.
+        """
         if self._concurrency is not None and (wait := self._concurrency.wait()):
             return "concurrency", wait
+        if self._rate is not None and (wait := self._rate.wait(self._clock())):
+            return "rate", wait
+        if self._concurrency is not None:
+            self._concurrency.take(self._clock())
         return None
 
     def release(self) -> None:
@@ -59,6 +64,14 @@ class KeyHolder:
             self.counts[status] += 1
         except KeyError:
             self.counts[status] = 1
+
+
+def _rate_limit(key: Key) -> RateLimit | None:
+    return None if key.rate is None else RateLimit(key.rate)
+
+
+def _concurrency_limit(key: Key, active: int = 0) -> ConcurrencyLimit | None:
+    return None if key.concurrency is None else ConcurrencyLimit(key.concurrency, active)
 
 
 class KeyRing:

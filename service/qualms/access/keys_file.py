@@ -22,6 +22,7 @@ def read_keys(path: Path) -> list[Key]:
 
 def add_key(path: Path, make: Callable[[bytes], Key]) -> str:
     """Add the key that `make` returns for the digest of a new token, and return the token. The file is made if it is missing."""
+    path = _target(path)
     token = new_token()
     key = make(token_digest(token.encode()))
     with _locked(path):
@@ -38,6 +39,7 @@ def add_key(path: Path, make: Callable[[bytes], Key]) -> str:
 
 def remove_key(path: Path, name: str) -> None:
     """Remove a key; comments and all other lines stay as they are."""
+    path = _target(path)
     with _locked(path):
         text = _read(path)
         names = [key.name for key in parse_keys(text, str(path))]
@@ -47,13 +49,20 @@ def remove_key(path: Path, name: str) -> None:
         _write(path, "".join(lines))
 
 
+def _target(path: Path) -> Path:
+    """The file that a symbolic link leads to: it is replaced, and the link stays."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
 def _read(path: Path) -> str:
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would block
+            raise KeysError(f"The file of keys {path} is not a regular file.")
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
             raise KeysError(f"The file of keys {path} has more than {_MAX_BYTES:,} bytes.")
-        return data.decode()
+        return data.decode("utf-8-sig")  # some editors write a byte order mark
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise KeysError(f"The file of keys {path} cannot be read: {reason}.") from None

@@ -35,27 +35,28 @@ class RateLimit:
 class ConcurrencyLimit:
     """At most `maximum` requests at a time."""
 
-    __slots__ = ("_ended", "_interval", "_maximum", "active")
+    __slots__ = ("_interval", "_maximum", "_taken", "active")
 
     def __init__(self, maximum: int, active: int = 0) -> None:
         self._maximum = maximum
         self.active = active
-        self._ended = -math.inf
-        """when a request last ended while all places were taken"""
+        self._taken: float | None = None
+        """when a place was last taken: if none is free, since when; None if that is unknown"""
         self._interval = 0.0
-        """mean time between such ends"""
+        """mean time until one of them is free"""
 
     def wait(self) -> float:
-        """Take a place and return 0, or return the seconds in which one is expected to be free."""
-        if self.active < self._maximum:
-            self.active += 1
-            return 0.0
-        return max(self._interval, 1e-3)
+        """0 if a place is free, else the seconds in which one is expected to be free."""
+        return 0.0 if self.active < self._maximum else max(self._interval, 1e-3)
+
+    def take(self, now: float) -> None:
+        """Take a place that is free."""
+        self.active += 1
+        self._taken = now
 
     def release(self, now: float) -> None:
         """Return a place."""
-        if self.active >= self._maximum:
-            elapsed = min(_MAX_WAIT, now - self._ended)
+        if self.active >= self._maximum and self._taken is not None:
+            elapsed = min(_MAX_WAIT, now - self._taken)
             self._interval += _SMOOTHING * (elapsed - self._interval) if self._interval else elapsed
-            self._ended = now
         self.active -= 1

@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -10,8 +10,10 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _MAX_HOPS = 32
 """addresses at the end of the headers that are read"""
 _MAX_BYTES = 4096
-_FOR = re.compile(r'for="?\[?([0-9A-Fa-f:.]+?)\]?(?::\d{1,5})?"?', re.IGNORECASE)
-"""an address in the header Forwarded (RFC 7239), which may have a port"""
+_FOR = re.compile(r'for=(?:"([^"\\]*)"|([^"]*))', re.IGNORECASE)
+"""the client in the header Forwarded (RFC 7239), with or without quotes"""
+_WITH_PORT = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::\d{1,5})?|([0-9.]+):\d{1,5}")
+"""an address of IPv6 in brackets, or of IPv4 with a port"""
 
 
 class TrustedProxies:
@@ -25,14 +27,20 @@ class TrustedProxies:
                 self._networks.append(ipaddress.ip_network(text.strip()))
 
     def client(self, peer: str, headers: Mapping[bytes, bytes]) -> str:
-        """The client's address: that of the connection, or the last one in the headers that is not a proxy's.
+        """The client's address: that of the connection, or the last one in a header that is not a proxy's.
 
-        Addresses further left were written by whoever sent the request, and are not read.
+        Addresses further left were written by the sender of the request, and are not read. Most proxies write one of the two
+        headers and pass the other one on, so if both give different addresses, the sender may have written one of them, and
+        neither is used.
         """
         if not self._networks or not self._trusts(peer):
             return peer
+        given = {self._last(peer, hops) for hops in _headers(headers)}
+        return given.pop() if len(given) == 1 else peer
+
+    def _last(self, peer: str, hops: list[str]) -> str:
         client = peer
-        for hop in reversed(_hops(headers)):
+        for hop in reversed(hops):
             address = _address(hop)
             if address is None:
                 break
@@ -46,21 +54,24 @@ class TrustedProxies:
         return address is not None and any(address in network for network in self._networks)
 
 
-def _hops(headers: Mapping[bytes, bytes]) -> list[str]:
-    """The addresses in Forwarded or, without it, X-Forwarded-For; what is not an address becomes an empty string."""
-    forwarded = headers.get(b"forwarded")
-    text = headers.get(b"x-forwarded-for", b"") if forwarded is None else forwarded
-    elements = text[-_MAX_BYTES:].decode("latin-1").split(",")[-_MAX_HOPS:]
-    if forwarded is None:
-        return [element.strip() for element in elements] if text else []
-    return [_forwarded_for(element) for element in elements]
+def _headers(headers: Mapping[bytes, bytes]) -> Iterator[list[str]]:
+    """The elements of Forwarded and of X-Forwarded-For that should be addresses, for each that is there."""
+    for name, client_of in ((b"forwarded", _forwarded_for), (b"x-forwarded-for", str.strip)):
+        if text := headers.get(name):
+            elements = text[-_MAX_BYTES:].decode("latin-1").split(",")[-_MAX_HOPS:]
+            yield [_without_port(client_of(element)) for element in elements]
 
 
 def _forwarded_for(element: str) -> str:
     for pair in element.split(";"):
         if match := _FOR.fullmatch(pair.strip()):
-            return match[1]
+            return match[1] or match[2] or ""
     return ""
+
+
+def _without_port(text: str) -> str:
+    match = _WITH_PORT.fullmatch(text)
+    return text if match is None else match[1] or match[2]
 
 
 @lru_cache(maxsize=1024)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -10,6 +11,8 @@ from qualms.errors import QualmsError
 
 T = TypeVar("T")
 SECONDS = 1.0
+SETTLE_SECONDS = 0.1
+"""a file that has changed is read if it stays the same for this time"""
 _log = logging.getLogger("qualms.access")
 
 Signature = tuple[tuple[int, ...] | None, ...]
@@ -32,9 +35,13 @@ class ReloadedFiles(Generic[T]):
         read: Callable[[], T],
         apply: Callable[[T], None],
         on_read: Callable[[bool], None] = lambda _: None,
+        pause: Callable[[], None] = lambda: time.sleep(SETTLE_SECONDS),
     ) -> None:
-        """`what` names the content in logs. `on_read` is called with whether changed files were accepted."""
+        """`what` names the content in logs. `on_read` is called with whether changed files were accepted, `pause` before they
+        are read.
+        """
         self._what, self._paths, self._read, self._apply, self._on_read = what, paths, read, apply, on_read
+        self._pause = pause
         self._seen: Signature = ()
 
     def load(self) -> T:
@@ -57,9 +64,15 @@ class ReloadedFiles(Generic[T]):
             _log.info("%s reloaded", self._what)
 
     def _changed(self) -> tuple[T] | None:
-        """The new content; None if no file has changed."""
+        """The new content; None if no file has changed, or if one is still being written.
+
+        A file that is written in place is empty at first, and a line of it may be cut off before the options that restrict a key.
+        """
         signature = self._signature()
         if signature == self._seen:
+            return None
+        self._pause()
+        if signature != self._signature():
             return None
         self._seen = signature  # before reading, so that a change while they are read is noticed next time
         return (self._read(),)

@@ -1,7 +1,7 @@
 """TLS between a socket and a `Connection`: the connection's transport, and the protocol of the event loop's transport.
 
-The handshake is part of the connection, so that all limits hold for it: it counts towards the number of connections, and
-handshake and head together have the time of a head. A client that sends plain HTTP gets 400.
+The handshake is part of the connection, so that all limits hold for it: it counts towards the number of connections, and the
+first request must begin within the time of a head. A client that sends plain HTTP gets 400.
 """
 
 import asyncio
@@ -67,9 +67,21 @@ class TlsLayer(asyncio.Protocol):
                 return
             self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
             self._ssl = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._incoming.write(data)
-        if self._ready or self._shake_hands():
-            self._decrypt()
+        parts: list[bytes] = []
+        closed = False
+        # In pieces: the memory of OpenSSL's buffers stays as large as it once was, for as long as the connection is open.
+        for start in range(0, len(data), _RECORD_BYTES):
+            self._incoming.write(data[start : start + _RECORD_BYTES])
+            if self._ready or self._shake_hands():
+                closed = self._decrypt(parts)
+            if closed or self._ended:
+                break
+        if self._ready and self._outgoing.pending:
+            self._flush()
+        if parts:
+            self._connection.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
+        if closed and not self._ended:
+            self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Pass on the end of the connection."""
@@ -97,14 +109,16 @@ class TlsLayer(asyncio.Protocol):
             self._transport.write(data)
         elif self._ready and not self._ended and data:
             assert self._ssl is not None
+            records: list[bytes] = []
             rest = memoryview(data)
             try:
                 while rest:
-                    rest = rest[self._ssl.write(rest) :]
+                    rest = rest[self._ssl.write(rest[:_RECORD_BYTES]) :]
+                    records.append(self._outgoing.read())
             except ssl.SSLError:  # the client has broken the protocol
                 self.abort()
                 return
-            self._flush()
+            self._send(records[0] if len(records) == 1 else b"".join(records))
 
     def write_eof(self) -> None:
         """Send the end of the data, of TLS and of TCP."""
@@ -172,28 +186,20 @@ class TlsLayer(asyncio.Protocol):
         self._flush()
         return True
 
-    def _decrypt(self) -> None:
-        """Pass all complete records to the connection at once."""
+    def _decrypt(self, parts: list[bytes]) -> bool:
+        """Add the content of all complete records to `parts`; returns whether the client has ended the connection."""
         assert self._ssl is not None
-        parts: list[bytes] = []
-        closed = False
         try:
             while self._incoming.pending or self._ssl.pending():
                 part = self._ssl.read(_RECORD_BYTES)
                 if not part:
-                    closed = True
-                    break
+                    return True
                 parts.append(part)
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError:
-            closed = True
-        if self._outgoing.pending:
-            self._flush()
-        if parts:
-            self._connection.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
-        if closed and not self._ended:
-            self.close()
+            return True
+        return False
 
     def _end(self) -> None:
         self._ended = True
@@ -203,8 +209,11 @@ class TlsLayer(asyncio.Protocol):
             self._flush()
 
     def _flush(self) -> None:
+        """Send what OpenSSL has to send by itself."""
+        self._send(self._outgoing.read())
+
+    def _send(self, data: bytes) -> None:
         """Write to the socket directly, as the connection does without TLS; the transport gets what the socket does not take."""
-        data = self._outgoing.read()
         if not data or self._transport.is_closing():
             return
         if not self._write_paused and self._descriptor >= 0:

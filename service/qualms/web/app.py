@@ -268,32 +268,32 @@ class _Edge:
 
     async def _check(self, gate: Gate, scope: Any, receive: Any, send: Any) -> None:
         """Check the key of a request of another server."""
-        result = gate.check(scope["path"], dict(scope["headers"]), (scope.get("client") or ("",))[0])
+        result = gate.check(_path(scope), dict(scope["headers"]), (scope.get("client") or ("",))[0])
         if isinstance(result, Reply):
             await send_reply(send, result)
             return
-        scope.setdefault("state", {})["caller"] = result
+        # A new state: some servers give all requests of a connection the same one, and a key counts for one request.
+        admitted = {**scope, "state": {**scope.get("state", {}), "caller": result}}
         try:
-            await self._answer(scope, receive, send)
+            await self._answer(admitted, receive, send)
         finally:
             if result is not None:
                 result.release()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        if not self._serves(scope["path"]):
-            await self._other(scope, receive, send)
-        elif scope["method"] == "POST" and self._predict.answers(scope["path"]):
+        path = _path(scope)
+        if scope["method"] == "POST" and self._serves(path) and self._predict.answers(path):
             await self._predict(scope, receive, send)
         else:
-            await self._other(scope, receive, send)
+            await self._other(path, scope, receive, send)
 
-    async def _other(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _other(self, path: str, scope: Any, receive: Any, send: Any) -> None:
         started, code, begun = time.monotonic(), 500, False
         headers = dict(scope["headers"])
         request_id = parse_request_id(headers)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = {**scope.get("state", {}), "request_id": request_id}
         # A route that has GET has HEAD (RFC 9110, 9.3.2); the server omits the body.
-        as_get = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        inner = {**scope, "state": state, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
 
         async def send_with_headers(message: Any) -> None:
             nonlocal code, begun
@@ -303,22 +303,22 @@ class _Edge:
             await send(message)
 
         problem = None
-        if not self._serves(scope["path"]):
-            problem = nothing_at(scope["path"])
-        elif self._predict.answers(scope["path"]):
+        if not self._serves(path):
+            problem = nothing_at(path)
+        elif self._predict.answers(path):
             problem = Problem.wrong_method(scope["method"], "POST")
         else:
             try:
-                await self._app(as_get, receive, send_with_headers)
+                await self._app(inner, receive, send_with_headers)
             except Exception as error:
                 _log.exception("a route failed", extra={"request_id": request_id})
                 problem = None if begun else from_error(error)
         if problem is not None:
             code = problem.status
             await send_reply(send, problem.reply(request_id))
-        route, seconds = route_name(scope["path"]), time.monotonic() - started
+        route, seconds = route_name(path), time.monotonic() - started
         self._metrics.answered(route, code, seconds)
-        caller = scope["state"].get("caller")
+        caller = state.get("caller")
         if caller is not None:
             caller.count(code)
         if route not in ("health", "metrics", "status"):  # probes, scrapes and the page's polling would fill the log
@@ -332,3 +332,9 @@ class _Edge:
                 duration_ms=1e3 * seconds,
                 **self._predict.callers.fields(peer, headers, caller),
             )
+
+
+def _path(scope: Any) -> str:
+    """The path that routes and keys refer to: without the prefix `root_path`, under which another server may have the service."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path

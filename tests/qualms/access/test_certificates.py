@@ -1,5 +1,6 @@
 """TLS configurations from files."""
 
+import os
 import shutil
 import ssl
 import subprocess
@@ -47,6 +48,9 @@ def test_a_file_that_is_missing_or_not_pem_is_named(make_certificate: Make, tmp_
         read_context(TlsFiles(text, key))
     with pytest.raises(TlsError, match=f"QUALMS_TLS_CLIENT_CA {text} cannot be used"):
         read_context(TlsFiles(certificate, key, text))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TlsError, match=f"QUALMS_TLS_KEY {tmp_path}/pipe is a pipe"):
+        read_context(TlsFiles(certificate, tmp_path / "pipe"))
 
 
 def test_a_key_with_a_password_is_refused_without_asking_for_it(make_certificate: Make, tmp_path: Path) -> None:

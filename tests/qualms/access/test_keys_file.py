@@ -1,5 +1,6 @@
 """The file of keys and the commands that change it."""
 
+import os
 import stat
 import threading
 from collections.abc import Callable
@@ -9,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from qualms.access.cli import app
-from qualms.access.keys import KeysError, token_digest
-from qualms.access.keys_file import read_keys, remove_key
+from qualms.access.keys import Key, KeysError, token_digest
+from qualms.access.keys_file import add_key, read_keys, remove_key
 
 Add = Callable[..., str]
 
@@ -33,6 +34,32 @@ def test_other_lines_comments_and_the_mode_of_the_file_stay(keys_file: Path, add
     assert keys_file.read_text().startswith("# ours\n")
     assert [key.name for key in read_keys(keys_file)] == ["second"]
     assert stat.S_IMODE(keys_file.stat().st_mode) == 0o640
+
+
+def test_a_link_to_the_file_stays(tmp_path: Path, keys_file: Path, add: Add) -> None:
+    add("first")
+    keys_file.chmod(0o640)
+    link = tmp_path / "link"
+    link.symlink_to(keys_file)
+    add_key(link, lambda digest: Key("second", digest))
+    remove_key(link, "first")
+    assert link.is_symlink()
+    assert [key.name for key in read_keys(keys_file)] == ["second"]
+    assert stat.S_IMODE(keys_file.stat().st_mode) == 0o640
+
+
+def test_files_of_other_systems_are_read(keys_file: Path, add: Add) -> None:
+    add("app")
+    keys_file.write_bytes(b"\xef\xbb\xbf" + keys_file.read_bytes().replace(b"\n", b"\r\n"))
+    assert [key.name for key in read_keys(keys_file)] == ["app"]
+    add("other")
+    assert [key.name for key in read_keys(keys_file)] == ["app", "other"]
+
+
+def test_a_pipe_is_refused_because_opening_it_would_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "keys")
+    with pytest.raises(KeysError, match="not a regular file"):
+        read_keys(tmp_path / "keys")
 
 
 def test_a_name_is_added_once_and_an_unknown_one_is_not_removed(keys_file: Path, add: Add) -> None:

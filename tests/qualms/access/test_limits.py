@@ -34,19 +34,23 @@ def test_a_request_that_waits_as_long_as_it_should_is_accepted() -> None:
 
 def test_places_are_taken_and_returned() -> None:
     limit = ConcurrencyLimit(2)
-    assert [limit.wait(), limit.wait()] == [0, 0]
+    for _ in range(2):
+        assert limit.wait() == 0
+        limit.take(0.0)
     assert limit.wait() > 0
     limit.release(1.0)
     assert limit.wait() == 0
 
 
 def test_the_wait_for_a_place_follows_the_time_between_ends() -> None:
-    limit = ConcurrencyLimit(1)
-    for number in range(30):
-        assert limit.wait() == 0
-        limit.release(4.0 * number)
-    limit.wait()
-    assert limit.wait() == pytest.approx(4.0, rel=0.1)
+    limit = ConcurrencyLimit(2)
+    limit.take(0.0)
+    for start in (7.0, 1000.0, 2000.0):  # the time in which a place is free does not count
+        limit.take(start)
+        limit.release(start + 4.0)
+        limit.take(start + 5.0)
+        assert limit.wait() == pytest.approx(4.0)
+        limit.release(start + 9.0)
 
 
 def test_a_key_that_keeps_its_name_keeps_its_counts_and_its_requests_in_progress() -> None:
@@ -63,6 +67,32 @@ def test_a_key_that_keeps_its_name_keeps_its_counts_and_its_requests_in_progress
     assert renewed.acquire() is not None
     holder.release()
     assert renewed.acquire() is None
+
+
+def test_a_request_that_exceeds_one_limit_does_not_count_towards_the_other() -> None:
+    now = 0.0
+    holder = KeyHolder(Key("app", bytes(32), rate=2, concurrency=1), lambda: now)
+    assert holder.acquire() is None
+    for _ in range(5):
+        assert (holder.acquire() or [""])[0] == "concurrency"
+    holder.release()
+    assert holder.acquire() is None
+    holder.release()
+    for _ in range(5):
+        assert (holder.acquire() or [""])[0] == "rate"
+    now = 1.0
+    assert holder.acquire() is None
+
+
+def test_a_changed_line_keeps_the_state_of_the_limits_that_it_does_not_change() -> None:
+    ring = KeyRing([Key("app", token_digest(b"token"), rate=1, concurrency=1)], lambda: 0.0)
+    holder = ring.find(b"token")
+    assert holder is not None
+    assert holder.acquire() is None
+    ring.replace([Key("app", token_digest(b"token"), rate=1, concurrency=3, only=("predict",))])
+    assert (holder.acquire() or [""])[0] == "rate"
+    ring.replace([Key("app", token_digest(b"token"), rate=100, concurrency=1)])
+    assert (holder.acquire() or [""])[0] == "concurrency"
 
 
 def test_a_removed_key_is_unknown_and_its_requests_may_end() -> None:

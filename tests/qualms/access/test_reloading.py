@@ -15,7 +15,13 @@ class Number:
 
     def __init__(self, path: Path) -> None:
         self.path, self.reads, self.values, self.results = path, 0, list[int](), list[bool]()
-        self.file = ReloadedFiles("number", [path], self._read, self.values.append, self.results.append)
+        self.written_in_pause: list[str] = []
+        """what another process writes while the file is expected to stay as it is"""
+        self.file = ReloadedFiles("number", [path], self._read, self.values.append, self.results.append, self._pause)
+
+    def _pause(self) -> None:
+        if self.written_in_pause:
+            self.path.write_text(self.written_in_pause.pop(0))
 
     def _read(self) -> int:
         self.reads += 1
@@ -62,6 +68,17 @@ def test_a_file_that_is_not_accepted_is_logged_once_and_changes_nothing(
     replace(number.path, "3")
     number.check()
     assert number.values == [3]
+
+
+def test_a_file_that_is_being_written_is_read_when_it_is_complete(number: Number) -> None:
+    number.file.load()
+    number.path.write_text("")
+    number.written_in_pause = ["4", "42"]
+    number.check()
+    number.check()
+    assert (number.values, number.results) == ([], [])
+    number.check()
+    assert (number.values, number.results) == ([42], [True])
 
 
 def test_a_missing_file_keeps_the_old_content_until_it_is_back(number: Number) -> None:

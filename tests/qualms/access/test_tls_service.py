@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import resource
 import shutil
 import socket
 import ssl
@@ -21,12 +22,19 @@ Start = Callable[..., tuple[str, int, Path, Path]]
 
 
 @pytest.fixture
+def processes() -> list[subprocess.Popen[str]]:
+    """The processes that `start` has started."""
+    return []
+
+
+@pytest.fixture
 def start(
     service_process: Callable[..., tuple[Any, str]],
     make_certificate: Make,
     free_port: Callable[[], int],
     tmp_path: Path,
     until: Until,
+    processes: list[subprocess.Popen[str]],
 ) -> Start:
     """(any setting) → address of a service with TLS, its management port, and the files of certificate and key."""
 
@@ -35,6 +43,7 @@ def start(
         management = free_port()
         options = {"tls_cert": certificate, "tls_key": key, "management_port": management, **settings}
         process, url = service_process(ready=False, **options)
+        processes.append(process)
 
         def is_ready() -> bool:
             assert process.poll() is None, process.communicate()[1]
@@ -135,6 +144,41 @@ def test_large_bodies_and_pipelined_requests_pass(start: Start) -> None:
         while part := connection.recv(65536):  # ends with close_notify, else this raises
             received += part
     assert received.count(b"HTTP/1.1 200 OK") == 21
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs the memory of a process from /proc")
+def test_idle_connections_do_not_keep_the_memory_of_what_they_have_sent(
+    start: Start, processes: list[subprocess.Popen[str]]
+) -> None:
+    """Without a key, each connection may send 256 kB at once, and keep its buffers for as long as it is open."""
+    address, _, certificate, _ = start()
+    (host, port), number = address.split(":"), 100
+    burst = 4 * (b"GET /livez HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 60_000 + b"\r\n\r\n")
+
+    def memory() -> int:
+        pages = int(Path(f"/proc/{processes[0].pid}/statm").read_text().split()[1])
+        return pages * resource.getpagesize()
+
+    def send(connection: ssl.SSLSocket) -> None:
+        connection.sendall(burst)
+        received = b""
+        while received.count(b'"alive"') < 4:
+            part = connection.recv(65536)
+            assert part
+            received += part
+
+    with contextlib.ExitStack() as stack:
+        connections = []
+        for _ in range(number + 5):
+            plain = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            wrapped = context(certificate).wrap_socket(plain, server_hostname="localhost")
+            connections.append(stack.enter_context(wrapped))
+        for connection in connections[number:]:
+            send(connection)
+        before = memory()
+        for connection in connections[:number]:
+            send(connection)
+        assert memory() - before < number * 80_000
 
 
 def test_a_new_certificate_is_used_by_new_connections_only(start: Start, make_certificate: Make, until: Until) -> None:

@@ -1,5 +1,6 @@
 """Every route with no key, a wrong, a right, a revoked one, one with other uses, and one over its limit, at both entrances."""
 
+import asyncio
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from qualms.access.keys import METRICS, PREDICT, READ, Key, new_token
 from qualms.access.keys_file import add_key, remove_key
 from qualms.bundle.file import Bundle
 from qualms.settings import Settings
-from qualms.web.app import create_app
+from qualms.web.app import Application, create_app
 from qualms.web.gate import scope_of
 
 Until = Callable[[Callable[[], bool]], None]
@@ -145,14 +146,62 @@ def test_every_route_with_every_kind_of_key(
         check_problem(send(method, path, limited), method, 429)
 
 
-def test_the_table_has_every_route_of_the_application(bundle: Bundle) -> None:
-    """A route that is added needs a row."""
-    app = create_app(Settings(model=str(bundle.path), decode_threads=1), registry=CollectorRegistry())
-    try:
-        listed = {path for _, path, _, _ in ROUTES} | {"/page/{name}", "/docs/assets"}
-        assert {route.path for route in app.routes if hasattr(route, "path")} <= listed
-    finally:
-        app.close()
+PATTERNS = {"/page/app.js": "/page/{name}", "/docs/assets/swagger-ui.css": "/docs/assets"}
+"""rows of ROUTES that stand for several paths, and the routes that they reach"""
+
+
+@pytest.fixture
+def app(bundle: Bundle, keys_file: Path, tokens: dict[str, str]) -> Iterator[Application]:
+    """The application with keys, without a server; its model is not loaded."""
+    settings = Settings(model=str(bundle.path), keys_file=str(keys_file), decode_threads=1)
+    made = create_app(settings, registry=CollectorRegistry())
+    yield made
+    made.close()
+
+
+def test_the_table_has_every_method_of_every_route_of_the_application(app: Application) -> None:
+    """A route that is added needs a row: its scope follows from its path alone, so another method may need another scope."""
+    listed = {(method, PATTERNS.get(path, path)) for method, path, _, status in ROUTES if status == 200}
+    listed |= {("HEAD", path) for method, path in listed if method == "GET"}
+    routes = [(getattr(route, "path", ""), getattr(route, "methods", None) or {"GET"}) for route in app.routes]
+    assert {(method, path) for path, methods in routes for method in methods} <= listed
+    described = {(method.upper(), path) for path, item in app.openapi()["paths"].items() for method in item}
+    assert ("POST", "/predict") in described, "predictions are not among the routes of the framework"
+    assert described <= listed
+
+
+def test_the_key_of_a_request_is_not_that_of_the_next_one(app: Application, tokens: dict[str, str]) -> None:
+    """Some servers give all requests of a connection the same state."""
+    state: dict[str, Any] = {}
+
+    async def with_state(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, "state": state}, receive, send)
+
+    async def statuses() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(with_state), base_url="http://service") as client:
+            keys: list[dict[str, str]] = [{}, {"x-api-key": tokens["right"]}, {}, {"x-api-key": tokens["only-metrics"]}]
+            return [(await client.get("/models", headers=headers)).status_code for headers in keys]
+
+    assert asyncio.run(statuses()) == [401, 200, 401, 403]
+    assert state == {}
+
+
+def test_a_path_needs_the_same_key_under_a_prefix_of_another_server(app: Application, tokens: dict[str, str]) -> None:
+    async def status(method: str, path: str, key: str) -> int:
+        transport = httpx.ASGITransport(app, root_path="/vision")
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            return (await client.request(method, path, headers={"x-api-key": tokens[key]})).status_code
+
+    for method, path, scope, expected in (
+        ("GET", "/vision/metrics", METRICS, 200),
+        ("GET", "/vision/models", READ, 200),
+        ("POST", "/vision/predict", PREDICT, 503),  # the model is not loaded
+        ("GET", "/vision/livez", None, 200),
+        ("GET", "/visionary/metrics", READ, 404),
+    ):
+        for other in (PREDICT, READ, METRICS):
+            found = asyncio.run(status(method, path, f"only-{other}"))
+            assert found == (expected if scope in (None, other) else 403), (path, other)
 
 
 def test_a_new_route_needs_a_key() -> None:
