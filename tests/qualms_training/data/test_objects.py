@@ -123,7 +123,7 @@ def test_a_list_of_labels_that_the_dataset_changes_is_not_believed() -> None:
 
     class OwnSubset(Subset[Any]):
         def __getitem__(self, index: Any) -> Any:
-            image, label = super().__getitem__(index)
+            image, label = super().__getitem__(index)  # type: ignore[no-untyped-call]
             return image, 2 - label
 
         def __getitems__(self, indices: list[int]) -> list[Any]:

@@ -88,7 +88,7 @@ def test_probabilities_in_place_of_logits_are_announced() -> None:
 @pytest.mark.parametrize(
     ("forward", "message"),
     [
-        (lambda x: {}["image"], "KeyError: 'image'; its forward must take one tensor"),
+        (lambda x: dict[str, Any]()["image"], "KeyError: 'image'; its forward must take one tensor"),
         (lambda x: x.image, "has no attribute 'image'; its forward must take one tensor"),
         (lambda x: nn.functional.linear(x, torch.ones(2, 16).half()), "remove conversions to other types"),
         (lambda x: x.reshape(2, 5), "--size gives another input size"),
@@ -96,7 +96,7 @@ def test_probabilities_in_place_of_logits_are_announced() -> None:
 )
 def test_any_error_of_a_network_is_explained(forward: Any, message: str) -> None:
     model = network()
-    model.forward = forward
+    model.forward = forward  # type: ignore[method-assign]
     with pytest.raises(ModelError, match=message):
         plan(model)
 

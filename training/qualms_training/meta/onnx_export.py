@@ -74,9 +74,9 @@ def to_onnx(module: nn.Module, example: NDArray[Any], outputs: Sequence[str]) ->
     return bytes(model.SerializeToString())
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: Exception) -> str:
     """The first line of the innermost cause, which is the exporter's reason; its own message lists steps to debug it."""
-    while error.__cause__ is not None:
+    while isinstance(error.__cause__, Exception):
         error = error.__cause__
     return f"{type(error).__name__}: {_COLOURS.sub('', first_line(error)).rstrip('.')}"
 
