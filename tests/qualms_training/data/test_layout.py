@@ -99,6 +99,25 @@ def test_two_folders_for_one_split_are_an_error(tmp_path: Path) -> None:
         load(f"folder:{tmp_path}", "test")
 
 
+@pytest.mark.parametrize("name", ["validate", "heldout", "test_set"])
+def test_held_out_images_are_not_taken_from_the_only_split_beside_a_folder_of_another_name(
+    name: str, tmp_path: Path
+) -> None:
+    fill(tmp_path / "train", 2)
+    fill(tmp_path / name, 2)
+    with pytest.raises(DataError, match=f"has the split train and the folder {name}, .*; name it train, val or test"):
+        find_layout(tmp_path)
+
+
+def test_a_split_without_class_folders_beside_the_only_split_is_an_error(tmp_path: Path) -> None:
+    fill(tmp_path / "train", 2)
+    (tmp_path / ".cache" / "thumbnails").mkdir(parents=True)
+    assert find_layout(tmp_path).undivided == tmp_path / "train"
+    (tmp_path / "val").mkdir()
+    with pytest.raises(DataError, match="has the split train, and val without class folders; put its images into"):
+        find_layout(tmp_path)
+
+
 def test_other_splits_are_an_error(tmp_path: Path) -> None:
     fill(tmp_path, 2)
     with pytest.raises(DataError, match="has no split 'fit'; accepted are train and test"):

@@ -1,8 +1,11 @@
 """Weights are loaded, checked, frozen and identified; a file that does not fit the model is an error."""
 
 import re
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -105,11 +108,77 @@ def test_a_file_that_is_not_a_state_dict_is_an_error(tmp_path: Path, content: by
 
 
 def test_a_missing_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none.pt"):
-        with pytest.raises(
-            ModelError, match=r"does not exist; a \.pt, \.pth or \.safetensors state dict is accepted\."
-        ):
+    for path, what in ((tmp_path, "is a folder"), (tmp_path / "none.pt", "does not exist")):
+        with pytest.raises(ModelError, match=rf"{what}; a \.pt, \.pth or \.safetensors state dict is accepted\."):
             load_weights(small(), path)
+
+
+def test_options_paths_and_numbers_beside_the_weights_do_not_prevent_loading(tmp_path: Path) -> None:
+    source, target = small(1), small(2)
+    training = {"args": Namespace(lr=0.1, out=Path("runs")), "best": np.float64(0.9), "history": np.zeros(3)}
+    load_weights(target, save(tmp_path, {"model": source.state_dict(), **training}))
+    assert identity(target) == identity(source)
+
+
+@pytest.mark.parametrize("place", ["net", "params_ema", "checkpoint.weights", ":backbone.", "state_dict:encoder.q."])
+def test_a_state_dict_under_another_key_or_prefix_is_found(place: str, tmp_path: Path) -> None:
+    source, target = small(1), small(2)
+    keys, _, prefix = place.partition(":")
+    content: dict[str, Any] = {f"{prefix}{name}": tensor for name, tensor in source.state_dict().items()}
+    for key in reversed(keys.split(".") if keys else []):
+        content = {key: content, "epoch": 3, "optimizer": {"state": {0: {"step": torch.ones(1)}}}}
+    load_weights(target, save(tmp_path, content))
+    assert identity(target) == identity(source)
+
+
+def test_of_several_state_dicts_the_one_that_is_used_is_named(tmp_path: Path) -> None:
+    raw, averaged, target = small(1), small(2), small(3)
+    path = save(tmp_path, {"model_ema": averaged.state_dict(), "model": raw.state_dict()})
+    assert load_weights(target, path) == f"file '{path}' (of it 'model', not 'model_ema')"
+    assert identity(target) == identity(raw)
+
+
+def test_several_state_dicts_under_unknown_names_are_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, {"student": small(1).state_dict(), "teacher": small(2).state_dict()})
+    with pytest.raises(ModelError, match="holds several state dicts that fit the model, 'student' and 'teacher'; save"):
+        load_weights(small(), path)
+
+
+def test_weights_in_half_precision_are_announced(tmp_path: Path) -> None:
+    path = save(tmp_path, {name: tensor.half() for name, tensor in small().state_dict().items()})
+    assert load_weights(small(), path).endswith(", in float32 instead of float16")
+
+
+def test_the_format_of_a_file_does_not_depend_on_its_suffix(tmp_path: Path) -> None:
+    source = small(1)
+    save_file(source.state_dict(), tmp_path / "a.pt")
+    torch.save(source.state_dict(), tmp_path / "a.safetensors")
+    for path in (tmp_path / "a.pt", tmp_path / "a.safetensors"):
+        target = small(2)
+        load_weights(target, path)
+        assert identity(target) == identity(source)
+
+
+def test_pointers_damaged_files_and_pickled_models_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    for content, sentence in (
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "is a pointer of Git LFS .*`git lfs pull`"),
+        (save(tmp_path, small().state_dict()).read_bytes()[:-200], "the file is empty, incomplete or of another kind"),
+        (
+            save(tmp_path, {"model": small()}).read_bytes(),
+            r"object of the class qualms_training\..*SmallNet.*state_dict\(\)",
+        ),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ModelError, match=sentence):
+            load_weights(small(), path)
+
+
+def test_tensors_without_values_are_an_error() -> None:
+    with pytest.raises(ModelError, match="is on the meta device, so it has no values"):
+        check_finite(small().to("meta"))
+    with pytest.raises(ModelError, match="is not initialised, so it has no values"):
+        check_finite(nn.LazyLinear(2))
 
 
 def test_non_finite_weights_and_buffers_are_an_error_with_their_number() -> None:

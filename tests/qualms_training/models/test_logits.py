@@ -12,6 +12,7 @@ from qualms.bundle.runtime import GraphRunner
 from qualms_training.errors import ModelError
 from qualms_training.meta.export.onnx_export import to_onnx
 from qualms_training.models import find_logits, return_logits
+from qualms_training.models.logits import are_probabilities
 
 LOGITS, FEATURE, MAP = torch.zeros(2, 5), torch.zeros(2, 7), torch.zeros(2, 3, 4, 4)
 Output = namedtuple("Output", ["logits", "aux"])
@@ -29,6 +30,8 @@ Output = namedtuple("Output", ["logits", "aux"])
         ({"a": FEATURE, "b": LOGITS}, "b"),
         ((LOGITS[:, :, None, None],), None),
         (LOGITS[:, :, None, None], None),
+        ({"out": {"logits": LOGITS, "embedding": FEATURE}}, None),
+        ([[FEATURE, LOGITS], MAP], "0.1"),
     ],
 )
 def test_logits_are_found(output: object, key: str | None) -> None:
@@ -50,6 +53,34 @@ def test_logits_are_found(output: object, key: str | None) -> None:
 def test_the_error_lists_the_outputs(output: object, key: str | None, sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):
         find_logits(output, key)
+
+
+@pytest.mark.parametrize("form", ["tensor", "dict"])
+def test_probabilities_become_logits_with_the_same_probabilities(form: str) -> None:
+    class Network(nn.Module):
+        def forward(self, x: Tensor) -> object:
+            probabilities = x.flatten(1).softmax(1)
+            return probabilities if form == "tensor" else {"probabilities": probabilities}
+
+    x = 50 * torch.randn(8, 3, 1, 1, generator=torch.Generator().manual_seed(0))
+    logits = return_logits(Network(), x[:2])(x)
+    torch.testing.assert_close(logits.softmax(1), x.flatten(1).softmax(1))
+    assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("values", [[[0.2, 0.9]], [[1.5, -0.5]], [[0.5, 0.5], [0.5, 0.6]], [[1.0], [1.0]]])
+def test_other_outputs_are_no_probabilities(values: list[list[float]]) -> None:
+    assert not are_probabilities(torch.tensor(values))
+
+
+def test_a_network_that_squeezes_the_batch_away_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ModelError, match=r"For one image, .* shape \(3,\), .* use flatten\(1\)"):
+        return_logits(Squeezed(), torch.zeros(2, 3, 1, 1))
+
+
+class Squeezed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.squeeze()
 
 
 class TwoOutputs(nn.Module):

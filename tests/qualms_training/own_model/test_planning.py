@@ -18,6 +18,7 @@ from qualms_training.models.source import base_of_module
 from qualms_training.own_model.options import FitOptions, InputOptions, data_name
 from qualms_training.own_model.planning import plan_recipe, recipe_for
 from qualms_training.recipe import Recipe, load_recipe
+from qualms_training.stages.base import copied
 
 PLAN = SplitPlan("given images", "test", {"train": 50, "validation": 50, "fit": 32, "calibration": 299}, 50, [])
 
@@ -39,11 +40,9 @@ class SixChannels(nn.Module):
         return self.inner(torch.cat([x, 1 - x], dim=1))
 
 
-def plan(model: nn.Module, **options: Any) -> tuple[Recipe, str]:
-    """The recipe for a network on images of 16 pixels in the classes cat and dog, and what is displayed."""
-    images = ImageSet(
-        "given images", "train", np.zeros((4, 16, 16, 3), np.uint8), np.array([0, 1, 0, 1]), ("cat", "dog")
-    )
+def plan(model: nn.Module, names: tuple[str, ...] = ("cat", "dog"), **options: Any) -> tuple[Recipe, str]:
+    """The recipe for a network on images of 16 pixels in two classes, and what is displayed."""
+    images = ImageSet("given images", "train", np.zeros((4, 16, 16, 3), np.uint8), np.array([0, 1, 0, 1]), names)
     text = io.StringIO()
     display = Display(Console(file=text, width=1000))
     return recipe_for(
@@ -81,6 +80,47 @@ def test_another_number_of_logits_is_announced_as_transfer() -> None:
     assert "Transfer: the model has 3 logits and the data have 2 classes" in text
 
 
+def test_probabilities_in_place_of_logits_are_announced() -> None:
+    assert "The model returns probabilities" in plan(nn.Sequential(*network(), nn.Softmax(dim=1)))[1]
+    assert "The model returns probabilities" not in plan(network())[1]
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda x: dict[str, Any]()["image"], "KeyError: 'image'; its forward must take one tensor"),
+        (lambda x: x.image, "has no attribute 'image'; its forward must take one tensor"),
+        (lambda x: nn.functional.linear(x, torch.ones(2, 16).half()), "remove conversions to other types"),
+        (lambda x: x.reshape(2, 5), "--size gives another input size"),
+    ],
+)
+def test_any_error_of_a_network_is_explained(forward: Any, message: str) -> None:
+    model = network()
+    model.forward = forward  # type: ignore[method-assign]
+    with pytest.raises(ModelError, match=message):
+        plan(model)
+
+
+def test_torchscript_objects_are_refused_with_the_way_to_give_them() -> None:
+    jit: Any = torch.jit  # its functions have no types
+    with pytest.warns(DeprecationWarning):
+        script = jit.script(network())
+    with pytest.raises(
+        ModelError, match="whose layers cannot be read: .* save it with its method save and run qualms fit"
+    ):
+        plan(script)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
+def test_exported_programs_are_refused_as_objects_and_compiled_networks_are_not() -> None:
+    exported = torch.export.export(network().eval(), (torch.zeros(2, 3, 16, 16),)).module()
+    traced = torch.fx.symbolic_trace(network())
+    assert plan(copied(traced))[0].prediction == "base"
+    with pytest.raises(ModelError, match="save it with torch.export.save and run qualms fit --model FILE"):
+        plan(copied(exported))
+    assert plan(torch.compile(network()))[0].prediction == "base"  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -97,6 +137,18 @@ def test_an_invalid_input_is_refused_before_the_network_runs(given: InputOptions
 
     with pytest.raises(RecipeError, match=message):
         plan(Never(), input=given)
+
+
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        (("cat", "dog"), "in alphabetical order"),
+        (("2", "10"), "of their numbers"),
+        (("10", "2"), "as text, such as 10"),
+    ],
+)
+def test_the_order_of_the_classes_is_announced(names: tuple[str, ...], order: str) -> None:
+    assert order in plan(network(), names)[1]
 
 
 def test_a_list_of_classes_without_a_class_of_the_data_is_refused() -> None:

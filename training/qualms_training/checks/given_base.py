@@ -19,6 +19,7 @@ from qualms_training.checks.estimates import (
 from qualms_training.checks.trial_export import TrialExport, try_export
 from qualms_training.console import duration
 from qualms_training.data import load_ood
+from qualms_training.errors import ModelError
 from qualms_training.stages import fit
 from qualms_training.stages.context import RunContext
 from qualms_training.stages.features import extractor
@@ -42,6 +43,8 @@ def check_given_base(context: RunContext) -> None:
         images, labels = _sample(context, int(np.clip(SECONDS / seconds, MIN_IMAGES, MAX_IMAGES)))
         seconds, logits = seconds_per_image(frozen, images, time.perf_counter)
         measured = measure_accuracy(logits.argmax(axis=1), labels, context.data.classes)
+        if not context.allow_chance:
+            check_logits(logits)
         context.display.note(f"  accuracy of the base on {measured.n} held-out images: {100 * measured.accuracy:.1f} %")
         if not context.allow_chance:
             check_accuracy(measured)
@@ -59,6 +62,15 @@ def check_given_base(context: RunContext) -> None:
     )
     _note_calibration(context)
     _note_estimates(context, seconds, trial)
+
+
+def check_logits(logits: NDArray[np.float32]) -> None:
+    """ModelError if all logits (N, K) are between 0 and 1, which those of a trained network are not."""
+    if logits.min() >= 0 and logits.max() <= 1:
+        raise ModelError(
+            f"All outputs of the base for {len(logits)} images are between 0 and 1, as those of a sigmoid, whose softmax is not "
+            "the probability of a class: let it return the logits. --allow-chance goes on all the same."
+        )
 
 
 def _sample(context: RunContext, count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

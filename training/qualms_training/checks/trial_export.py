@@ -61,7 +61,7 @@ def try_export(
         raise ExportError(
             f"ONNX Runtime's class probabilities differ from PyTorch's by {difference:.1e} on {len(images)} images (at most "
             f"{TOLERANCE:.0e} is accepted); the network computes something that its export does not, such as a branch on "
-            "values or random numbers."
+            "values, random numbers or statistics of the batch."
         )
     return TrialExport(len(data), difference, seconds)
 

@@ -96,7 +96,27 @@ def find_layout(root: Path) -> FolderLayout:
             )
         if found:
             parts[role] = found[0]
+    if len(parts) == 1:
+        _check_alone(root, next(iter(parts.values())))
     return FolderLayout(root, parts)
+
+
+def _check_alone(root: Path, part: Path) -> None:
+    """DataError if another folder beside the only split may be a split: held-out images must not be taken from seen ones."""
+    names = [name for names in NAMES.values() for name in names]
+    for entry in sorted(root.iterdir()):
+        if entry == part or entry.name.startswith(".") or not entry.is_dir():
+            continue
+        if has_folders(entry):
+            raise DataError(
+                f"Folder {root} has the split {part.name} and the folder {entry.name}, which has class folders and not the name "
+                "of a split; name it train, val or test, or move it away."
+            )
+        if entry.name.lower() in names:
+            raise DataError(
+                f"Folder {root} has the split {part.name}, and {entry.name} without class folders; put its images into class "
+                "folders, or move it away."
+            )
 
 
 @dataclass(frozen=True)

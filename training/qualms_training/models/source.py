@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from qualms_training.errors import ModelError, did_you_mean
 from qualms_training.models import opaque
@@ -14,7 +16,13 @@ from qualms_training.models.architectures.registry import FIXED_SIZE, NAMES, fro
 from qualms_training.models.channels import expected_channels
 from qualms_training.models.checkpoint import freeze, load_weights, read_state_dict
 from qualms_training.models.libraries import hugging_face
-from qualms_training.models.libraries.external import find_function, from_function, from_timm, from_torchvision
+from qualms_training.models.libraries.external import (
+    find_function,
+    from_function,
+    from_timm,
+    from_torchvision,
+    torchvision_names,
+)
 from qualms_training.models.libraries.input_defaults import InputDefaults, from_timm_config, from_torchvision_weights
 from qualms_training.models.libraries.pretrained import (
     DEFAULT,
@@ -73,12 +81,14 @@ def load_base(
 
 def base_of_module(module: nn.Module) -> LoadedBase:
     """A network that is a Python object, frozen, with what its own configuration says about it."""
+    module = uncompiled(module)
     names = hugging_face.class_names(module)
     return _frozen(LoadedBase(module, _configured_input(module), names, None, "with its own weights"))
 
 
 def _frozen(base: LoadedBase) -> LoadedBase:
     """The base in evaluation mode without gradients, with weights in float32, which is what the exported graph computes in."""
+    check_layers(base.module)
     types = {
         str(tensor.dtype).removeprefix("torch.") for tensor in base.module.parameters() if tensor.is_floating_point()
     }
@@ -86,6 +96,31 @@ def _frozen(base: LoadedBase) -> LoadedBase:
     if others := sorted(types - {"float32"}):
         return replace(base, weights_source=f"{base.weights_source}, in float32 instead of {' and '.join(others)}")
     return base
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The network that torch.compile was called with, or the module itself."""
+    original = getattr(module, "_orig_mod", None)
+    return original if isinstance(original, nn.Module) else module
+
+
+def check_layers(module: nn.Module) -> None:
+    """ModelError for a graph as an object, whose layers are not modules; as a file, it is opened by `opaque`."""
+    save = None
+    if isinstance(module, torch.jit.ScriptModule):
+        save = "its method save"
+    elif isinstance(module, GraphModule) and not isinstance(module, opaque.OpaqueGraph):
+        save = None if _has_modules(module) else "torch.export.save"
+    if save:
+        raise ModelError(
+            f"The model is a {type(module).__name__} whose layers cannot be read: give the network that it was made from, or save "
+            f"it with {save} and run qualms fit --model FILE."
+        )
+
+
+def _has_modules(module: GraphModule) -> bool:
+    """Whether a graph calls modules, as one of torch.fx does, and not only operators, as one of torch.export does."""
+    return any(node.op == "call_module" and node.target != "_guards_fn" for node in module.graph.nodes)
 
 
 def _load(spec: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBase:
@@ -97,7 +132,9 @@ def _load(spec: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBas
     if spec.startswith(HUB):
         return _timm(spec, weights, sizes)
     if not source or not name:
-        raise ModelError(f"Model {spec!r} is not known (accepted: {ACCEPTED}){did_you_mean(spec, NAMES)}")
+        of_torchvision = spec.lower() in torchvision_names()
+        near = f"; did you mean 'torchvision:{spec.lower()}'?" if of_torchvision else did_you_mean(spec, NAMES)
+        raise ModelError(f"Model {spec!r} is not known (accepted: {ACCEPTED}){near}")
     loaders = {"torchvision": _torchvision, "timm": _timm, "transformers": _transformers}
     if source in loaders:
         return loaders[source](name, weights, sizes)
@@ -112,7 +149,8 @@ def _named(name: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBa
     def make(found: Mapping[str, int]) -> nn.Module:
         return from_name(name, **{"classes": 2, "channels": 3, "height": 32, "width": 32, **found})
 
-    return LoadedBase(_with_file(make, file, sizes), None, None, None, f"file {str(file)!r}")
+    module, said = _with_file(make, file, sizes)
+    return LoadedBase(module, None, None, None, said)
 
 
 def _torchvision(name: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBase:
@@ -128,14 +166,14 @@ def _torchvision(name: str, weights: str | None, sizes: Mapping[str, int]) -> Lo
         # torchvision sets transform_input with its weights, and the input's defaults are those of its weights.
         options = {"aux_logits": False, "init_weights": False, "transform_input": True}
         note = ", with transform_input=True as for torchvision's own weights"
-    module = _with_file(
+    module, said = _with_file(
         lambda found: from_torchvision(name, found.get("classes"), found.get("channels"), **options),
         file,
         sizes,
         ignored=_AUXILIARY_HEADS if options else (),
     )
     defaults = from_torchvision_weights(member, of_file=True)
-    return LoadedBase(module, defaults, None, None, f"file {str(file)!r}{note}")
+    return LoadedBase(module, defaults, None, None, f"{said}{note}")
 
 
 def _timm(name: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBase:
@@ -145,8 +183,9 @@ def _timm(name: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBas
         said = f"timm's weights of {name}"
     else:
         file = _weights_file(f"timm:{name}", weights, _FILE_OR_DEFAULT)
-        module = _with_file(lambda found: from_timm(name, found.get("classes"), found.get("channels")), file, sizes)
-        said = f"file {str(file)!r}"
+        module, said = _with_file(
+            lambda found: from_timm(name, found.get("classes"), found.get("channels")), file, sizes
+        )
     return LoadedBase(module, _configured_input(module), None, None, said)
 
 
@@ -155,8 +194,9 @@ def _transformers(name: str, weights: str | None, sizes: Mapping[str, int]) -> L
         module, said = hugging_face.from_hugging_face(name), f"those of {name!r}"
     else:
         file = _weights_file(f"transformers:{name}", weights, "--weights FILE")
-        module = _with_file(lambda found: hugging_face.with_random_weights(name, found.get("classes")), file, sizes)
-        said = f"file {str(file)!r}"
+        module, said = _with_file(
+            lambda found: hugging_face.with_random_weights(name, found.get("classes")), file, sizes
+        )
     defaults = hugging_face.input_defaults(name)
     channels = expected_channels(module)
     names = hugging_face.class_names(module)
@@ -171,8 +211,7 @@ def _function(spec: str, weights: str | None, sizes: Mapping[str, int]) -> Loade
         file = _weights_file(spec, weights, hint)
         required = _required_parameters(spec)
         unknown = {name: 3 if name == "channels" else 2 for name in required & {"classes", "num_classes", "channels"}}
-        module = _with_file(lambda found: from_function(spec, {**unknown, **_with_aliases(found)}), file, sizes)
-        said = f"file {str(file)!r}"
+        module, said = _with_file(lambda found: from_function(spec, {**unknown, **_with_aliases(found)}), file, sizes)
     return LoadedBase(module, _configured_input(module), hugging_face.class_names(module), None, said)
 
 
@@ -185,19 +224,19 @@ def _opaque(spec: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedB
 
 def _with_file(
     make: Callable[[Mapping[str, int]], nn.Module], file: Path, sizes: Mapping[str, int], ignored: tuple[str, ...] = ()
-) -> nn.Module:
-    """The network that `make` builds for `sizes`, with the weights of `file`.
+) -> tuple[nn.Module, str]:
+    """The network that `make` builds for `sizes`, with the weights of `file`, and where they are from.
 
     The numbers of classes and channels that `sizes` lacks are read from the file: the network is built with its own
     numbers first and, if the first or last layers have other shapes in the file, again.
     """
     model = make(sizes)
     expected = model.state_dict()
-    found = {**_sizes_in_file(model, expected, read_state_dict(file, expected)), **sizes}
+    state, _ = read_state_dict(file, expected)
+    found = {**_sizes_in_file(model, expected, state), **sizes}
     if found != dict(sizes):
         model = make(found)
-    load_weights(model, file, ignored=ignored)
-    return model
+    return model, load_weights(model, file, ignored=ignored)
 
 
 def _sizes_in_file(model: nn.Module, expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, int]:

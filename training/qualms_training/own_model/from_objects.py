@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from qualms_training.console import Display
@@ -50,7 +51,9 @@ def fit_objects(
 ) -> tuple[Path, Callable[[bool], None]]:
     """The bundle's file, and a function that prints the report; the arguments are those of `qualms.fit`."""
     if not isinstance(model, nn.Module):
-        raise ModelError(f"The model is {type(model).__name__}; accepted is a torch.nn.Module.")
+        raise ModelError(
+            f"The model is {type(model).__name__}; accepted is a torch.nn.Module, and `qualms fit --model` takes names and files."
+        )
     display = display or Display()
     options = FitOptions(
         model=f"{OBJECT_PREFIX}{type(model).__name__}",
@@ -76,17 +79,18 @@ def fit_objects(
         report_evaluations(recipe, [bundle], folder, display, show_all=show_all)
 
     bundle = folder / f"seed-{seed}" / "model.onnx"
-    train_recipe(
-        recipe,
-        out=folder,
-        cache=folder / "cache",
-        data_dir=sets,
-        seeds=[seed],
-        device=pick_device(device),
-        allow_chance=allow_chance,
-        given_base=model,
-        display=display,
-    )
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+        train_recipe(
+            recipe,
+            out=folder,
+            cache=folder / "cache",
+            data_dir=sets,
+            seeds=[seed],
+            device=pick_device(device),
+            allow_chance=allow_chance,
+            given_base=model,
+            display=display,
+        )
     return bundle, report
 
 

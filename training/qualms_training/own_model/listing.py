@@ -10,7 +10,7 @@ from qualms_training.models import build
 from qualms_training.models.channels import expected_channels
 from qualms_training.models.logits import return_logits
 from qualms_training.models.source import LoadedBase, load_base
-from qualms_training.models.unusable_input import RUN_ERRORS, unusable_input
+from qualms_training.models.unusable_input import run_errors_explained
 from qualms_training.own_model.options import FitOptions
 from qualms_training.recipe import is_model_file
 
@@ -27,10 +27,8 @@ def list_model_taps(options: FitOptions, display: Display, show_all: bool) -> No
     colour = options.input.colour or ("L" if expected_channels(base.module) == 1 else "RGB")
     channels = 1 if colour == "L" else 3
     example = torch.zeros(2, channels, height, width)
-    try:
+    with run_errors_explained(options.model, base.module, channels, height, width):
         described = describe_taps(return_logits(base.module, example, options.logits), example)
-    except RUN_ERRORS as error:
-        raise unusable_input(options.model, base.module, channels, height, width, error) from error
     table = Table("tap", "shape", "layout", "chosen", "why", header_style="bold")
     for one in described if show_all else (one for one in described if one.chosen):
         shape = " × ".join(map(str, one.shape))

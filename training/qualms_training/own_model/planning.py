@@ -19,9 +19,9 @@ from qualms_training.errors import DataError, ModelError, did_you_mean
 from qualms_training.files import save_text
 from qualms_training.models import NAMES
 from qualms_training.models.channels import expected_channels
-from qualms_training.models.logits import return_logits
+from qualms_training.models.logits import are_probabilities, find_logits, return_logits
 from qualms_training.models.source import LoadedBase, load_base
-from qualms_training.models.unusable_input import RUN_ERRORS, unusable_input
+from qualms_training.models.unusable_input import run_errors_explained
 from qualms_training.own_model.default_recipe import default_recipe
 from qualms_training.own_model.model_input import common_size, input_section
 from qualms_training.own_model.options import FitOptions
@@ -51,9 +51,10 @@ def recipe_for(base: LoadedBase, options: FitOptions, plan: SplitPlan, train: Im
     """The recipe for a loaded model; where its settings are from is displayed."""
     display.note(f"[bold]{escape(options.model)}[/bold], {escape(base.weights_source)}")
     spec, notes = input_section(options.input, base.input, train, expected_channels(base.module))
-    logits = count_logits(base, options, spec)
+    logits, about_logits = count_logits(base, options, spec)
     prediction, classes, about_classes = _classes(base, options, train, logits)
-    for sentence in [*notes, *([base.opaque] if base.opaque else []), *plan.explanation, about_classes]:
+    about_base = [sentence for sentence in (base.opaque, about_logits) if sentence]
+    for sentence in [*notes, *about_base, *plan.explanation, about_classes]:
         display.note(f"  {escape(sentence)}")
     data: dict[str, Any] = {"id": plan.id, "held_out": plan.held_out, "splits": plan.splits}
     if classes is not None:
@@ -68,21 +69,25 @@ def recipe_for(base: LoadedBase, options: FitOptions, plan: SplitPlan, train: Im
     )
 
 
-def count_logits(base: LoadedBase, options: FitOptions, spec: dict[str, Any]) -> int:
-    """The number of logits, from a run on black images of the model's input."""
+def count_logits(base: LoadedBase, options: FitOptions, spec: dict[str, Any]) -> tuple[int, str | None]:
+    """The number of logits, from a run on black images of the model's input, and a sentence if they are probabilities."""
     channels = 1 if spec["colour"] == "L" else 3
     example = torch.zeros(2, channels, spec["height"], spec["width"])
-    try:
-        with torch.inference_mode():
-            logits = int(return_logits(base.module, example, options.logits)(example).shape[1])
-    except RUN_ERRORS as error:
-        raise unusable_input(options.model, base.module, channels, spec["height"], spec["width"], error) from error
+    with (
+        run_errors_explained(options.model, base.module, channels, spec["height"], spec["width"]),
+        torch.inference_mode(),
+    ):
+        output = find_logits(base.module(example), options.logits)
+        logits = int(return_logits(base.module, example, options.logits)(example).shape[1])
     if logits < 2:
         raise ModelError(
             f"{options.model} has one logit, and a classifier needs one per class: wrap a network of two classes in one that "
             "returns torch.cat([torch.zeros_like(z), z], dim=1) for its logit z (N, 1), which has the same probabilities."
         )
-    return logits
+    sentence = (
+        "The model returns probabilities: their logarithms are its logits, so that its probabilities do not change."
+    )
+    return logits, sentence if are_probabilities(output) else None
 
 
 def _classes(
@@ -101,11 +106,15 @@ def _classes(
         return "base", base.classes, f"{logits:,} classes in the order of the model's own list of names."
     if logits == len(train.classes):
         first, last = train.classes[0], train.classes[-1]
-        return (
-            "base",
-            None,
-            f"{logits:,} classes in alphabetical order, {first} to {last}: that must be the order of the logits.",
-        )
+        order = "in alphabetical order"
+        if all(name.isdecimal() for name in train.classes):
+            is_numeric = list(train.classes) == sorted(train.classes, key=int)
+            order = (
+                "in the order of their numbers"
+                if is_numeric
+                else "sorted as text, such as 10 before 2 (--classes FILE)"
+            )
+        return "base", None, f"{logits:,} classes {order}, {first} to {last}: that must be the order of the logits."
     return (
         "meta",
         None,

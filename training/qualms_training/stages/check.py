@@ -9,7 +9,7 @@ from torch import Tensor
 from qualms.decisions.flag import rank
 from qualms_training.checks.given_base import check_given_base
 from qualms_training.data import load_ood
-from qualms_training.errors import ModelError
+from qualms_training.errors import ModelError, QualmsError
 from qualms_training.files import fingerprint
 from qualms_training.meta.surprisal import Surprisal
 from qualms_training.models import freeze
@@ -94,6 +94,8 @@ def _errors_explained(message: str) -> Iterator[None]:
     try:
         with torch.inference_mode(), torch.random.fork_rng(devices=[]):
             yield
-    except (RuntimeError, TypeError, ValueError) as error:
+    except QualmsError:
+        raise
+    except Exception as error:  # the user's network may raise anything
         reason = " ".join(str(error).split()).rstrip(".")
         raise ModelError(f"{message}: {reason}.") from error

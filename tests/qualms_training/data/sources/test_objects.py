@@ -86,7 +86,7 @@ def test_a_folder_is_read_by_path(tmp_path: Path) -> None:
 def test_labels_are_read_without_images_where_the_dataset_lists_them(attributes: Any) -> None:
     items = Items(list(PIXELS), classes=["a", "b", "c"], **attributes)
     images = image_set(items)
-    assert items.reads == (1 if attributes else 7)
+    assert items.reads == (5 if attributes else 7)  # some are compared with the list
     np.testing.assert_array_equal(images.labels, LABELS)
     assert images.classes == ("a", "b", "c")
 
@@ -96,14 +96,14 @@ def test_images_of_a_dataset_are_read_when_they_are_used(monkeypatch: pytest.Mon
     items = Items(list(PIXELS), targets=LABELS)
     pixels = image_set(items).pixels(SPEC)
     assert isinstance(pixels, LazyImages)
-    assert items.reads == 1
+    assert items.reads == 5
     np.testing.assert_array_equal(pixels[2:4], EXPECTED.conformed(SPEC)[2:4])
 
 
 def test_digests_depend_on_pixels_and_labels() -> None:
     changed = PIXELS.copy()
     changed[5, 0, 0, 0] ^= 1
-    sets = [Items(list(PIXELS)), Items(list(changed)), Items(list(PIXELS), targets=LABELS[::-1].copy())]
+    sets: list[Any] = [Items(list(PIXELS)), Items(list(changed)), (PIXELS, LABELS[::-1].copy())]
     assert len({image_set(one).digest() for one in sets}) == 3
 
 
@@ -113,6 +113,36 @@ def test_a_subset_of_a_subset_selects_images_and_labels() -> None:
     assert images.labels.tolist() == [1, 2]
     assert images.classes == ("a", "b", "c")
     np.testing.assert_array_equal(images.conformed(SPEC), EXPECTED.conformed(SPEC, [1, 5]))
+
+
+def test_a_list_of_labels_that_the_dataset_changes_is_not_believed() -> None:
+    class Renumbered(Items):
+        def __getitem__(self, index: int) -> Any:
+            image, label = super().__getitem__(index)
+            return image, 2 - label
+
+    class OwnSubset(Subset[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            image, label = super().__getitem__(index)  # type: ignore[no-untyped-call]
+            return image, 2 - label
+
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return [self[index] for index in indices]
+
+    items = Renumbered(list(PIXELS), targets=LABELS)
+    np.testing.assert_array_equal(image_set(items).labels, 2 - LABELS)
+    subset = OwnSubset(Items(list(PIXELS), targets=LABELS), [0, 1, 2])
+    np.testing.assert_array_equal(image_set(subset).labels, 2 - LABELS[:3])
+
+
+@pytest.mark.parametrize("label", [np.eye(3)[0], torch.eye(3)[1]])
+def test_one_hot_labels_are_refused_with_the_way_to_numbers(label: Any) -> None:
+    class OneHot(Items):
+        def __getitem__(self, index: int) -> Any:
+            return self.images[index], label
+
+    with pytest.raises(DataError, match=r"yields labels of shape \(3,\); accepted is one integer .*label\.argmax\(\)"):
+        image_set(OneHot(list(PIXELS)))
 
 
 @pytest.fixture
@@ -131,6 +161,15 @@ def test_an_image_folder_without_a_transform_is_read_as_files(image_folder: Path
     assert images.images == (image_folder / "a/3.png", image_folder / "c/2.png")
     assert images.labels.tolist() == [0, 2]
     assert images.classes == ("a", "b", "c")
+
+    class Mirrored(datasets.ImageFolder):  # type: ignore[misc,name-defined]
+        def __getitem__(self, index: int) -> Any:
+            image, label = super().__getitem__(index)
+            return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), label
+
+    mirrored = image_set(Mirrored(str(image_folder))).images
+    assert not isinstance(mirrored, tuple)
+    np.testing.assert_array_equal(mirrored[0], PIXELS[0, :, ::-1])
     turned = datasets.ImageFolder(str(image_folder), transform=lambda image: image.rotate(180))
     pixels = image_set(turned).images
     assert not isinstance(pixels, tuple)

@@ -93,7 +93,7 @@ def _images(folder: Path) -> Iterator[Path]:
         if entry.is_dir():
             raise DataError(
                 f"Class folder {folder} holds the folder {entry.name}; "
-                "accepted are FOLDER/CLASS/IMAGE and FOLDER/SPLIT/CLASS/IMAGE."
+                "accepted are FOLDER/CLASS/IMAGE and FOLDER/SPLIT/CLASS/IMAGE with the splits train, val and test."
             )
         if entry.suffix.lower() not in SUFFIXES:
             raise DataError(f"File {entry} does not have the suffix of an image; accepted are {', '.join(SUFFIXES)}.")

@@ -21,6 +21,8 @@ from qualms_training.data.sources.own_images import read_labelled_images
 from qualms_training.errors import DataError
 
 _CHANNELS = (1, 3, 4)
+CHECKED_LABELS = 4
+"""labels that are compared with those that the dataset yields before its list of labels is believed"""
 _ACCEPTED = (
     "a folder of class folders, (images, labels) as uint8 array (N, H, W, C) and integers (N,), or a Dataset that yields "
     "(PIL image or uint8 array (H, W, C), label)"
@@ -130,12 +132,20 @@ def _from_dataset(title: str, name: str, split: str, dataset: Any, spec: InputSp
 
 
 def _unwrapped(dataset: Any) -> tuple[Any, NDArray[np.int64]]:
-    """The innermost dataset of nested subsets, and the indices of the images in it."""
+    """The innermost dataset of nested subsets, and the indices of the images in it.
+
+    Subsets are those of torch itself, because others may change images or labels.
+    """
     indices = np.arange(len(dataset))
-    while hasattr(dataset, "dataset") and hasattr(dataset, "indices") and len(dataset.indices) == len(dataset):
+    while _is_of(dataset, "torch.utils.data.dataset", "__getitem__") and hasattr(dataset, "indices"):
         indices = np.asarray(dataset.indices, dtype=np.int64)[indices]
         dataset = dataset.dataset
     return dataset, indices
+
+
+def _is_of(dataset: Any, module: str, method: str) -> bool:
+    """Whether a method of a dataset is that of a class in `module`, not overridden in a class of the user."""
+    return bool(getattr(getattr(type(dataset), method, None), "__module__", None) == module)
 
 
 def _labels(title: str, whole: Any, indices: NDArray[np.int64], source: DatasetImages) -> Any:
@@ -144,11 +154,18 @@ def _labels(title: str, whole: Any, indices: NDArray[np.int64], source: DatasetI
         targets = getattr(whole, "targets", None)
         if targets is None and (samples := _samples(whole)) is not None:
             targets = [label for _, label in samples]
-        if targets is not None and len(targets) == len(whole):
-            return np.asarray(targets)[indices]
+        if targets is not None and len(targets) == len(whole) and np.ndim(targets) == 1:
+            listed = np.asarray(targets)[indices]
+            checked = np.unique(np.linspace(0, len(source) - 1, CHECKED_LABELS).astype(int)).tolist()
+            if all(np.array_equal(listed[index], source.item(index)[1]) for index in checked):
+                return listed
     labels = [source.item(index)[1] for index in range(len(source))]
-    if any(np.ndim(label) for label in labels[:1]):
-        raise DataError(f"{title} yields labels of shape {np.shape(labels[0])}; accepted is one integer per image.")
+    if any(np.size(label) != 1 for label in labels):
+        shape = next(tuple(np.shape(label)) for label in labels if np.size(label) != 1)
+        raise DataError(
+            f"{title} yields labels of shape {shape}; accepted is one integer per image, such as label.argmax() of a "
+            "one-hot vector."
+        )
     return [label.item() if hasattr(label, "item") else label for label in labels]
 
 
@@ -165,6 +182,7 @@ def _paths(whole: Any, indices: NDArray[np.int64]) -> tuple[Path, ...] | None:
     """The files of a dataset that yields them unchanged; None for any other."""
     samples = _samples(whole)
     unchanged = all(getattr(whole, name, None) is None for name in ("transform", "transforms"))
+    unchanged &= _is_of(whole, "torchvision.datasets.folder", "__getitem__")
     if samples is None or not unchanged or getattr(whole.loader, "__name__", "") != "default_loader":
         return None
     paths = tuple(Path(samples[index][0]) for index in indices.tolist())

@@ -1,8 +1,11 @@
 """Export a graph to ONNX; `graph_comparison` checks that ONNX Runtime computes the same."""
 
 import logging
+import re
 import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stderr
+from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,7 @@ from qualms_training.meta.graph import BundleGraph
 OPSET = 18
 """the newest with CUDA kernels for all our operators in every ONNX Runtime that pyproject.toml accepts"""
 op: Any = opset18  # its operators take values of the exporter, which are not what their annotations name
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 MAX_BYTES = 2**31 - 2**24
 """weights of a graph: a protobuf file has at most 2 GiB, of which nodes and the manifest take a few megabytes"""
 
@@ -34,14 +38,13 @@ def to_onnx(module: nn.Module, example: NDArray[Any], outputs: Sequence[str]) ->
     """
     _check_size(module)
     module = module.cpu().eval()
-    # The exporter's warnings and log messages are meant for its developers.
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
+    enabled = logging.root.manager.disable
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
+        logging.disable(
+            logging.CRITICAL
+        )  # messages for the exporter's developers; if it fails, it prints the whole graph
         # Fused kernels of attention cannot be decomposed for all shapes.
-        with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+        with warnings.catch_warnings(), redirect_stderr(StringIO()), sdpa_kernel(SDPBackend.MATH):
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 module,
@@ -58,15 +61,24 @@ def to_onnx(module: nn.Module, example: NDArray[Any], outputs: Sequence[str]) ->
                 },
             )
     except Exception as error:
-        raise ExportError(f"PyTorch cannot export this model: {first_line(error)}.") from error
+        raise ExportError(
+            f"PyTorch cannot export this model ({_reason(error)}): its forward must consist of PyTorch operations on tensors, "
+            "without NumPy, branches on values (use torch.where) and quantised layers."
+        ) from error
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(enabled)
     assert program is not None
     model = program.model_proto
     del program  # it has another copy of the weights
     strip_debug_notes(model)
     return bytes(model.SerializeToString())
+
+
+def _reason(error: Exception) -> str:
+    """The first line of the innermost cause, which is the exporter's reason; its own message lists steps to debug it."""
+    while isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return f"{type(error).__name__}: {_COLOURS.sub('', first_line(error)).rstrip('.')}"
 
 
 def _check_size(module: nn.Module) -> None:

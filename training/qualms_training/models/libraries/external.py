@@ -25,6 +25,14 @@ def torchvision_models(name: str) -> ModuleType:
     return models
 
 
+def torchvision_names() -> list[str]:
+    """The names of torchvision's classifiers; none without torchvision."""
+    with suppress(ExtraMissingError):
+        models: ModuleType = import_torchvision().models
+        return list(models.list_models(module=models))
+    return []
+
+
 def from_torchvision(name: str, classes: int | None, channels: int | None = None, **options: bool) -> nn.Module:
     """A torchvision classifier with random weights, with 1,000 classes if `classes` is None."""
     models = torchvision_models(name)
