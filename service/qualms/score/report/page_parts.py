@@ -3,7 +3,7 @@
 import html
 
 from qualms.score.report.summary import HISTOGRAM_BINS, SummaryResult
-from qualms.score.report.summary_table import percent
+from qualms.score.report.summary_table import class_rows, percent
 from qualms.score.rows import FLAG, FLAG_FDR, LABEL, P_VALUE, Row
 
 _TERM = "explanation_flag_terms_"
@@ -70,29 +70,15 @@ def class_table(summary: SummaryResult) -> str:
     """The predicted classes beside their share in the calibration."""
     if not summary.classes:
         return "<p>No image was classified.</p>"
-    names = [
-        "class",
-        "images",
-        "share",
-        "calibration",
-        "flagged",
-        *(["accepted"] if summary.accepted is not None else []),
+    titles, classes = class_rows(summary)
+    head = "".join(f'<th scope="col">{title}</th>' for title in ("class", *titles))
+    rows = [
+        f'<tr><th scope="row">{text(label)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+        for label, cells in classes
     ]
-    head = "".join(f'<th scope="col">{name}</th>' for name in names)
-    rows = []
-    for one in summary.classes:
-        cells = [
-            f"{one.images:,}",
-            percent(one.share),
-            percent(one.calibration_share),
-            percent(one.flagged / one.images),
-        ]
-        if summary.accepted is not None:
-            cells.append(percent(one.accepted / one.images))
-        rows.append(f'<tr><th scope="row">{text(one.label)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>')
     if summary.more_classes:
         share = percent(summary.more_images / summary.images)
-        empty = "<td></td>" * (len(names) - 3)
+        empty = "<td></td>" * (len(titles) - 2)
         rows.append(
             f'<tr><th scope="row">{summary.more_classes:,} more</th><td>{summary.more_images:,}</td><td>{share}</td>{empty}</tr>'
         )

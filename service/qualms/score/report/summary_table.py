@@ -48,23 +48,30 @@ def _overview(result: "SummaryResult") -> Table:
 
 def _classes(result: "SummaryResult") -> Table:
     table = Table(title="Predicted classes", title_justify="left")
+    titles, rows = class_rows(result)
     table.add_column("class", overflow="fold")
-    for name in ("images", "share", "calibration", "flagged", *(["accepted"] if result.accepted is not None else [])):
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in result.classes:
-        cells = [
-            f"{one.images:,}",
-            percent(one.share),
-            percent(one.calibration_share),
-            percent(one.flagged / one.images),
-        ]
-        if result.accepted is not None:
-            cells.append(percent(one.accepted / one.images))
-        table.add_row(Text(printable(one.label)), *cells)
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for label, cells in rows:
+        table.add_row(Text(printable(label)), *cells)
     if result.more_classes:
         share = percent(result.more_images / result.images)
         table.add_row(f"{result.more_classes:,} more", f"{result.more_images:,}", share)
     return table
+
+
+def class_rows(result: "SummaryResult") -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """The titles of the columns of numbers, and for each predicted class its label and numbers."""
+    titles = ["images", "share", "calibration", "flagged"]
+    if result.accepted is not None:
+        titles.append("accepted")
+    rows = []
+    for one in result.classes:
+        shares = [one.share, one.calibration_share, one.flagged / one.images]
+        if result.accepted is not None:
+            shares.append(one.accepted / one.images)
+        rows.append((one.label, [f"{one.images:,}", *map(percent, shares)]))
+    return titles, rows
 
 
 def percent(share: float) -> str:
