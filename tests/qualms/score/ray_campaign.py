@@ -3,7 +3,7 @@
     python -m tests.qualms.score.ray_campaign --images 50000 --nodes 2 4 --rounds 0
     python -m tests.qualms.score.ray_campaign --images 40000 --nodes --rounds 3
     python -m qualms_training.bench.large_bundles --out models
-    python -m tests.qualms.score.ray_campaign --nodes --rounds 0 --slow models/resnet-50.onnx --slow-images 512 --slow-rounds 2
+    python -m tests.qualms.score.ray_campaign --nodes --rounds 0 --slow models/resnet50.onnx --slow-images 512 --slow-rounds 2
 
 The first command compares the outputs of two and four nodes with the local one row by row, also if a node is killed in the middle.
 The second one compares the speed of one node with that of one local process. The last one compares two nodes with one, each pinned
