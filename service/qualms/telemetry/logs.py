@@ -22,7 +22,7 @@ import orjson
 from qualms.telemetry.line_queue import LineQueue
 from qualms.telemetry.terminal import TerminalLines
 
-_STANDARD_ATTRIBUTES = len(logging.makeLogRecord({}).__dict__)
+_STANDARD_ATTRIBUTES = len(logging.LogRecord("", 0, "", 0, None, None, None).__dict__)
 """number of attributes of every record; extra fields follow them in `__dict__`"""
 _NOT_EXTRA = frozenset({"time", "level", "logger", "message", "asctime", "color_message"})
 """members of every line, attributes added by other formatters, and uvicorn's coloured copy of the message"""
@@ -92,7 +92,11 @@ def access(
 
 
 def to_line(record: logging.LogRecord) -> bytes:
-    """Return a record as one line of JSON. Extra fields do not replace the record's own members of the same name."""
+    """Return a record as one line of JSON.
+
+    Extra fields do not replace the record's own members of the same name. Names with a leading underscore are left out: libraries
+    that replace the factory of records, such as Ray, add them to every record.
+    """
     document: dict[str, object] = {
         "time": datetime.fromtimestamp(record.created, UTC),
         "level": record.levelname.lower(),
@@ -100,7 +104,7 @@ def to_line(record: logging.LogRecord) -> bytes:
         "message": record.getMessage(),
     }
     extra = islice(record.__dict__.items(), _STANDARD_ATTRIBUTES, None)
-    document.update((name, value) for name, value in extra if name not in _NOT_EXTRA)
+    document.update((name, value) for name, value in extra if name not in _NOT_EXTRA and not name.startswith("_"))
     if record.exc_info:
         document["exception"] = _FORMATTER.formatException(record.exc_info)
     if record.stack_info:

@@ -10,7 +10,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-_STANDARD_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"color_message", "message", "asctime"}
+_STANDARD_ATTRIBUTES = frozenset(logging.LogRecord("", 0, "", 0, None, None, None).__dict__) | {
+    "color_message",
+    "message",
+    "asctime",
+}
 _LOGGERS = ("qualms", "qualms.server")
 """the loggers of the records that are recognised by their message"""
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -26,7 +30,8 @@ class TerminalLines:
 
     def __call__(self, record: logging.LogRecord) -> bytes:
         """Return a record as text; empty if the record is not shown."""
-        fields = {name: value for name, value in record.__dict__.items() if name not in _STANDARD_ATTRIBUTES}
+        extra = record.__dict__.items()
+        fields = {name: value for name, value in extra if not (name in _STANDARD_ATTRIBUTES or name.startswith("_"))}
         if record.name in _LOGGERS:
             if record.msg == "listening":
                 scheme = "https" if fields.get("tls") else "http"

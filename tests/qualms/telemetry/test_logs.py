@@ -147,6 +147,22 @@ def test_values_that_are_not_json_are_logged(stream: IO[bytes]) -> None:
     assert datetime.fromisoformat(odd["time"]).tzinfo == UTC
 
 
+@pytest.mark.parametrize("readable", [False, True])
+def test_attributes_that_a_library_adds_to_every_record_are_not_logged(
+    stream: IO[bytes], monkeypatch: pytest.MonkeyPatch, readable: bool
+) -> None:
+    def with_timestamp(*arguments: Any, **keywords: Any) -> logging.LogRecord:
+        record = logging.LogRecord(*arguments, **keywords)
+        record.__dict__["_library_timestamp"] = 1
+        return record
+
+    monkeypatch.setattr(logging, "_logRecordFactory", with_timestamp)
+    logs.configure("info", stream, terminal=readable)
+    logging.getLogger("qualms.test").warning("slow", extra={"seconds": 2})
+    assert "timestamp" not in text(stream)
+    assert "2" in text(stream)
+
+
 def test_extra_fields_do_not_replace_the_records_own(stream: IO[bytes]) -> None:
     logs.configure("info", stream)
     logging.getLogger("qualms.test").info("own", extra={"level": "fake", "time": "fake", "color_message": "dye"})
