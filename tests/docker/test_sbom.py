@@ -49,7 +49,7 @@ def report(packages: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def installed() -> list[metadata.Distribution]:
+def distributions() -> list[metadata.Distribution]:
     """The packages of this environment, without those that a package such as Ray brings in a folder of its own."""
     return list(metadata.distributions(path=[sysconfig.get_path("purelib")]))
 
@@ -58,7 +58,7 @@ def installed() -> list[metadata.Distribution]:
 def written(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The output of two runs."""
     path = tmp_path_factory.mktemp("report") / "report.json"
-    path.write_text(json.dumps(report({one.metadata["Name"]: one.version for one in installed()})))
+    path.write_text(json.dumps(report({one.metadata["Name"]: one.version for one in distributions()})))
     command = [sys.executable, str(DOCKER / "sbom.py"), str(path)]
     return [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
 
@@ -76,7 +76,7 @@ def test_the_same_packages_give_the_same_document(written: list[str]) -> None:
 
 def test_every_installed_package_is_listed_and_qualms_is_the_subject(written: list[str]) -> None:
     parsed = json.loads(written[0])
-    installed = {normalised(one.metadata["Name"]): one.version for one in installed()}
+    installed = {normalised(one.metadata["Name"]): one.version for one in distributions()}
     purls = [one["purl"] for one in parsed["components"]]
     listed = dict(unquote(purl).removeprefix("pkg:pypi/").split("@") for purl in purls if purl.startswith("pkg:pypi/"))
     assert listed | {"qualms": metadata.version("qualms")} == installed
