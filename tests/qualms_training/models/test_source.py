@@ -86,6 +86,15 @@ def test_torchvision_models_take_the_input_of_their_default_weights(name: str, t
     assert "Weights.IMAGENET1K_V1, assumed, because the weights file does not say" in base.input.source
 
 
+def test_functions_of_torchvision_are_its_models_by_name(tmp_path: Path) -> None:
+    source = build("torchvision:resnet18", 7).eval()
+    base = load_base("torchvision.models:resnet18", weights=saved(tmp_path / "a.pt", source))
+    assert identity(base.module) == identity(source)
+    assert base.input is not None
+    with pytest.raises(ModelError, match="Weights 'included' are neither a file nor weights of 'torchvision:resnet18'"):
+        load_base("torchvision.models.resnet:resnet18", weights="included")  # they would be random
+
+
 @pytest.mark.slow
 def test_auxiliary_heads_are_left_out(tmp_path: Path) -> None:
     models = import_torchvision().models

@@ -135,6 +135,8 @@ def _load(spec: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBas
         of_torchvision = spec.lower() in torchvision_names()
         near = f"; did you mean 'torchvision:{spec.lower()}'?" if of_torchvision else did_you_mean(spec, NAMES)
         raise ModelError(f"Model {spec!r} is not known (accepted: {ACCEPTED}){near}")
+    if source.split(".")[:2] == ["torchvision", "models"] and name in torchvision_names():
+        source = "torchvision"  # as a function, it would have random weights and only torchvision's number of classes
     loaders = {"torchvision": _torchvision, "timm": _timm, "transformers": _transformers}
     if source in loaders:
         return loaders[source](name, weights, sizes)
