@@ -3,6 +3,7 @@
 import importlib
 import io
 import json
+import os
 import random
 import shutil
 import sys
@@ -673,15 +674,25 @@ def test_a_last_batch_that_the_base_can_be_trained_on_is_accepted(
 
 def test_an_out_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(QualmsError, match="out cannot be written to"):
+    with pytest.raises(QualmsError, match=r"out cannot be made: .*out is a file\."):
         run(load_recipe("tiny"), tmp_path / "out")
     assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_folder_without_write_permission_is_named_before_the_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)  # root may write everywhere
+    monkeypatch.setattr(check, "run", lambda _: pytest.fail("the checks ran first"))
+    with pytest.raises(QualmsError, match=r"out cannot be written to: .* is read-only for this user\."):
+        run(load_recipe("tiny"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path, display: Display) -> None:
     (tmp_path / "file").write_text("mine")
     options: dict[str, Any] = {"data_dir": None, "seeds": [0], "device": CPU, "display": display}
-    with pytest.raises(QualmsError, match=r"file/cache cannot be made: Not a directory\."):
+    with pytest.raises(QualmsError, match=r"file/cache cannot be made: .*file is a file\."):
         train_recipe(load_recipe("tiny"), out=tmp_path / "out", cache=tmp_path / "file" / "cache", **options)
 
 

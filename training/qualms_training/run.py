@@ -1,6 +1,7 @@
 """Run a recipe: check it, run every stage for every seed, and report the evaluations."""
 
 import importlib
+import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -51,6 +52,8 @@ def train_recipe(
     display.note(f"[bold]{recipe.name}[/bold]: {escape(recipe.description)}")
     for seed in seeds:
         recipe.check_seed(seed)
+    for folder in (out, cache):
+        _check_folder(folder)
 
     folders = {seed: out / f"seed-{seed}" for seed in seeds}
     for seed, folder in folders.items():
@@ -120,6 +123,15 @@ def report_evaluations(
         f"All tables: {escape(str(out / 'report.md'))}, or --all; each seed's folder holds model.onnx, evaluation.json and plots."
     )
     return evaluations
+
+
+def _check_folder(folder: Path) -> None:
+    """QualmsError if files cannot be written below the folder; it is made later, when all checks have passed."""
+    present = next(path for path in (folder, *folder.parents) if path.exists())
+    if not present.is_dir():
+        raise QualmsError(f"Folder {folder} cannot be made: {present} is a file.")
+    if not os.access(present, os.W_OK | os.X_OK):
+        raise QualmsError(f"Folder {folder} cannot be written to: {present} is read-only for this user.")
 
 
 def _make_folder(folder: Path) -> None:
