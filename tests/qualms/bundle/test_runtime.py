@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from qualms.bundle.golden import draw
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.runtime import GraphRunner, Images, batch_size, check_golden, check_outputs
 from qualms.errors import BundleError, ExtraMissingError
@@ -19,6 +20,13 @@ def changed(manifest: Manifest, **outputs: NDArray[np.float32]) -> Manifest:
     """The manifest with other golden outputs."""
     golden = manifest.golden.model_copy(update={"outputs": {**manifest.golden.outputs, **outputs}})
     return manifest.model_copy(update={"golden": golden})
+
+
+def with_spread(manifest: Manifest, score: str, spread: float) -> Manifest:
+    """The manifest whose reference has this spread of a score."""
+    reference = manifest.reference
+    quantiles = {**reference.quantiles, score: np.interp(reference.levels, [0.16, 0.84], [-spread, spread]).tolist()}
+    return manifest.model_copy(update={"reference": reference.model_copy(update={"quantiles": quantiles})})
 
 
 def one_node_graph(input_name: str, output_name: str) -> bytes:
@@ -165,23 +173,54 @@ def test_the_output_that_differs_most_is_named(runner: GraphRunner, manifest: Ma
     with pytest.raises(BundleError) as caught:
         check_golden(runner, wrong)
     assert str(caught.value) == (
-        "The golden vectors are not reproduced: max_probability differs by 2.5e-01, at most 1e-04 is allowed."
+        "The golden vectors are not reproduced: max_probability differs by 2.5e-01, at most 2e-03 is allowed."
     )
 
 
 def test_a_different_prediction_is_detected(runner: GraphRunner, manifest: Manifest) -> None:
     prediction = manifest.golden.outputs["prediction"].copy()
     prediction[-1] = (prediction[-1] + 1) % 3
-    with pytest.raises(BundleError, match="prediction differs by "):
+    with pytest.raises(BundleError, match="reproduced: 1 of 8 predictions differ"):
         check_golden(runner, changed(manifest, prediction=prediction))
 
 
 def test_large_values_are_compared_by_relative_difference(runner: GraphRunner, manifest: Manifest) -> None:
     alpha = manifest.golden.outputs["alpha"]
     assert alpha.max() > 10
-    check_golden(runner, changed(manifest, alpha=alpha * np.float32(1 + 5e-5)))
+    manifest = with_spread(manifest, "log_precision", 0)
+    check_golden(runner, changed(manifest, alpha=alpha * np.float32(1 + 5e-4)))
+    with pytest.raises(BundleError, match=r"alpha differs by 5\..*at most 1e-03 is allowed"):
+        check_golden(runner, changed(manifest, alpha=alpha * np.float32(1 + 5e-3)))
+
+
+def test_alpha_may_differ_by_a_hundredth_of_the_spread_of_its_logarithm(
+    runner: GraphRunner, manifest: Manifest
+) -> None:
+    alpha = manifest.golden.outputs["alpha"] * np.float32(1 + 5e-3)
+    check_golden(runner, changed(with_spread(manifest, "log_precision", 1), alpha=alpha))
     with pytest.raises(BundleError, match="alpha differs by 5"):
-        check_golden(runner, changed(manifest, alpha=alpha * np.float32(1 + 5e-4)))
+        check_golden(runner, changed(with_spread(manifest, "log_precision", 0.2), alpha=alpha))
+
+
+def test_equally_likely_classes_may_be_predicted_instead(runner: GraphRunner, manifest: Manifest) -> None:
+    prediction = manifest.golden.outputs["prediction"].copy()
+    prediction[0] = (prediction[0] + 1) % 3
+    tied = np.full_like(manifest.golden.outputs["base_probabilities"], 1 / 3)
+    outputs = runner(draw(manifest.input, manifest.golden.count))
+    likely = changed(manifest, prediction=prediction, base_probabilities=tied)
+    check_golden(lambda _: {**outputs, "base_probabilities": tied}, likely)
+    with pytest.raises(BundleError, match="1 of 8 predictions differ"):
+        check_golden(lambda _: outputs, changed(likely, base_probabilities=tied * np.array([0.5, 1, 2], np.float32)))
+
+
+@pytest.mark.parametrize("wrong", [-1.0, 3.0, 1e9])
+def test_a_class_that_does_not_exist_is_a_different_prediction(
+    runner: GraphRunner, manifest: Manifest, wrong: float
+) -> None:
+    prediction = manifest.golden.outputs["prediction"].copy()
+    prediction[0] = wrong
+    with pytest.raises(BundleError, match="1 of 8 predictions differ"):
+        check_golden(runner, changed(manifest, prediction=prediction))
 
 
 def test_another_shape_is_an_infinite_difference(runner: GraphRunner, manifest: Manifest) -> None:

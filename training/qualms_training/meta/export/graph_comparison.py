@@ -1,10 +1,6 @@
 """The outputs of an exported graph in ONNX Runtime against PyTorch's, on real images.
 
-Both compute in float32 in another order, so their outputs differ by rounding, which deep networks amplify. A difference is
-accepted if it is small in absolute terms, or relative to how much a score varies between known images. The second rule is
-needed for scores like the distance, with values in the thousands and single features that decide them. It is safe: a
-hundredth of a standard deviation, with the same sign on every image, would move a false-alarm rate of 1 % to 1.03 %, and
-not even that happens, because thresholds are calibrated with the exported graph itself.
+Thresholds are calibrated with the exported graph itself, so that a difference that is accepted here does not move them.
 """
 
 import copy
@@ -14,20 +10,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from qualms.bundle.agreement import (
+    OUTPUT_TOLERANCE,
+    SPREAD_TOLERANCE,
+    accepted_difference,
+    differing_predictions,
+    largest_difference,
+)
 from qualms.bundle.runtime import GraphRunner, Images, batch_size
 from qualms_training.errors import ExportError
 from qualms_training.meta.graph import BundleGraph
 
 LOG_ALPHA_TOLERANCE = 1e-4
-OUTPUT_TOLERANCE = 1e-3
-"""of every other output, relative above 1 and absolute below; larger than the changes that log α's tolerance causes"""
-SPREAD_TOLERANCE = 1e-2
-"""of a score, in its standard deviations over known images"""
 PROBE_IMAGES, PROBE_NOISE = 16, 1e-6
 """images, and relative changes of a tap, by which the tap that amplifies rounding errors most is found"""
-TIE = 1e-4
-"""difference of two log probabilities up to which either class may be predicted"""
-
 Outputs = dict[str, NDArray[Any]]
 
 
@@ -70,15 +66,11 @@ def by_torch(graph: BundleGraph, images: Images) -> dict[str, NDArray[Any]]:
 
 def _check_predictions(expected: Outputs, actual: Outputs, graph: BundleGraph) -> None:
     """ExportError if predictions differ, except where the two classes are equally likely up to rounding."""
-    with np.errstate(divide="ignore"):  # probabilities may be 0 in float32
-        likelihoods = np.log(expected["base_probabilities" if graph.predicts_by == "base" else "meta_alpha"])
-    ours, theirs = actual["prediction"], expected["prediction"]
-    rows = np.flatnonzero(ours != theirs)
-    valid = rows[(ours[rows] >= 0) & (ours[rows] < likelihoods.shape[1])]
-    tied = np.abs(likelihoods[valid, ours[valid]] - likelihoods[valid, theirs[valid]]) <= TIE
-    if wrong := len(rows) - int(tied.sum()):
+    probabilities = expected["base_probabilities" if graph.predicts_by == "base" else "meta_alpha"]
+    predictions = actual["prediction"]
+    if wrong := differing_predictions(predictions, expected["prediction"], probabilities):
         raise ExportError(
-            f"The exported graph differs from PyTorch: in {wrong} of {len(ours)} predictions.{_remedy(graph, None)}"
+            f"The exported graph differs from PyTorch: in {wrong} of {len(predictions)} predictions.{_remedy(graph, None)}"
         )
 
 
@@ -99,22 +91,14 @@ def _tolerance(name: str, expected: NDArray[Any], spread: Any) -> Any:
         return np.inf  # checked by itself
     if name == "log_alpha":
         return max(LOG_ALPHA_TOLERANCE, SPREAD_TOLERANCE * spread)
-    size = np.abs(expected)
-    relative = SPREAD_TOLERANCE * spread * (size if name in ("alpha", "meta_alpha") else 1.0)
-    return np.maximum(OUTPUT_TOLERANCE * np.maximum(1.0, size), relative)
+    return accepted_difference(name, expected, spread)
 
 
 def _largest_difference(actual: NDArray[Any], expected: NDArray[Any], tolerance: Any) -> tuple[float, float]:
-    """The difference that is largest relative to its tolerance, and that tolerance, both over max(1, |expected|).
-
-    The difference is infinite if types or shapes differ or values are not finite.
-    """
-    if actual.dtype != expected.dtype or actual.shape != expected.shape or not np.isfinite(actual).all():
+    """As `largest_difference`, and infinite if types differ."""
+    if actual.dtype != expected.dtype:
         return float("inf"), OUTPUT_TOLERANCE
-    differences = np.abs(actual - expected)
-    place = np.unravel_index(np.argmax(differences / tolerance), differences.shape)
-    size = max(1.0, float(np.abs(expected[place])))
-    return float(differences[place]) / size, float(np.broadcast_to(tolerance, differences.shape)[place]) / size
+    return largest_difference(actual, expected, tolerance)
 
 
 def _differing_term(expected: Outputs, actual: Outputs, graph: BundleGraph) -> str | None:
