@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from qualms_training.data.dataset import Images
 from qualms_training.errors import RecipeError
-from qualms_training.own_model.model_input import options_from_object
+from qualms_training.models.libraries.input_defaults import InputDefaults
+from qualms_training.own_model.model_input import input_section, options_from_object
 from qualms_training.own_model.options import InputOptions
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)
@@ -44,6 +47,18 @@ def test_the_crop_and_the_filter_of_a_timm_configuration_are_used() -> None:
 def test_an_image_processor_of_hugging_face_is_an_input() -> None:
     given = options_from_object(Processor())
     assert (given.height, given.fit, given.resize, given.std) == (224, "stretch", "bicubic", STD)
+
+
+@pytest.mark.parametrize(
+    ("side", "images", "expected"),
+    [(32, 32, None), (32, 40, 36), (48, 32, None), (None, 32, 36)],
+    ids=["images of that size", "larger images", "another size than the configuration's", "no size given"],
+)
+def test_images_of_the_given_size_are_not_enlarged_and_cut(side: int | None, images: int, expected: int | None) -> None:
+    defaults = InputDefaults(32, 32, "RGB", "bicubic", "crop", 36, MEAN, STD, "timm's")
+    pixels = Images("photos", "train", np.zeros((3, images, images, 3), np.uint8))
+    section, _ = input_section(InputOptions(height=side, width=side), defaults, pixels, 3)
+    assert section.get("shorter_side") == expected
 
 
 def test_other_objects_are_refused_with_what_is_accepted() -> None:

@@ -38,8 +38,12 @@ def input_section(
             notes.append(f"The model's own preprocessing differs from ours: {differs}.")
     else:
         values, notes = _from_images(given, images, channels)
-    if given.height is not None and given.shorter_side is None and given.height != values.get("height"):
-        values["shorter_side"] = None  # of another size
+    if given.height is not None and given.shorter_side is None:
+        asked = (given.height, given.width)
+        if given.height != values.get("height") or _sizes(images) == {asked}:
+            values["shorter_side"] = (
+                None  # that of another size, or one that would enlarge and cut images of the right size
+            )
     values |= {one.name: value for one in fields(InputOptions) if (value := getattr(given, one.name)) is not None}
     if given.fit == "stretch":
         values["shorter_side"] = None
@@ -79,7 +83,7 @@ def _from_images(given: InputOptions, images: Images, channels: int | None) -> t
 
 def common_size(images: Images) -> tuple[int, int]:
     """Height and width that some of the images share; DataError if they differ."""
-    sizes = {_size(images, index) for index in np.linspace(0, len(images) - 1, LOOKED_AT).astype(int).tolist()}
+    sizes = _sizes(images)
     if len(sizes) > 1:
         listed = ", ".join(f"{height} × {width}" for height, width in sorted(sizes)[:3])
         raise DataError(
@@ -87,6 +91,11 @@ def common_size(images: Images) -> tuple[int, int]:
             "--size, or `input` in Python."
         )
     return sizes.pop()
+
+
+def _sizes(images: Images) -> set[tuple[int, int]]:
+    """Heights and widths of some of the images."""
+    return {_size(images, index) for index in np.linspace(0, len(images) - 1, LOOKED_AT).astype(int).tolist()}
 
 
 def _size(images: Images, index: int) -> tuple[int, int]:
