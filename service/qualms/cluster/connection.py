@@ -56,6 +56,7 @@ def connected(address: str | None = None) -> Iterator[Any]:
     address = address or os.environ.get(ADDRESS) or "local"
     _check(address)  # before the import, which takes seconds
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # it prints stack traces at SIGTERM
     import ray  # noqa: PLC0415  # an extra
     import ray.data  # noqa: PLC0415
 

@@ -36,15 +36,27 @@ def test_the_output_of_two_nodes_equals_the_local_one_though_one_is_killed(
     local = subprocess.run(command(bundle, "local.csv"), cwd=tmp_path, check=False, capture_output=True, timeout=600)
     assert local.returncode == 1  # two files are broken
     parts = tmp_path / ".ray.csv.qualms" / "parts.jsonl"
-    with nodes(2) as cluster:
-        on_ray = command(bundle, "ray.csv", "--engine", "ray", "--address", cluster.address)
+
+    def with_parts() -> "subprocess.Popen[str]":
+        """A run that has written parts."""
         run = subprocess.Popen(on_ray, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         while run.poll() is None and not (parts.exists() and parts.stat().st_size > 0):
             with suppress(subprocess.TimeoutExpired):
                 run.wait(0.05)
+        return run
+
+    with nodes(2) as cluster:
+        on_ray = command(bundle, "ray.csv", "--engine", "ray", "--address", cluster.address)
+        stopped = with_parts()
+        stopped.terminate()
+        _, errors = stopped.communicate(timeout=600)
+        assert stopped.returncode != 0
+        assert "***" not in errors  # a stack trace of Ray
+        run = with_parts()
         cluster.kill()
         _, errors = run.communicate(timeout=600)
     assert run.returncode == 1, errors
+    assert "continuing after" in errors
     assert (tmp_path / "ray.csv").read_bytes() == (tmp_path / "local.csv").read_bytes()
     assert not parts.parent.exists()
 
