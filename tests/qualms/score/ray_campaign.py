@@ -8,8 +8,8 @@
 The first command compares the outputs of two and four nodes with the local one row by row, also if a node is killed in the middle.
 The second one compares the speed of one node with that of one local process. The last one compares two nodes with one, each pinned
 to a core, with a model of at least 40 ms; it needs two cores, which the nodes share with the command and the head of the cluster.
-Times are differences between runs on all and on a quarter of the images, which cancels the time to start; the engines are run in
-turn.
+Rates leave out the time to start: they count the images between the first tenth and the end of the state folder's parts. The
+engines are run in turn.
 """
 
 import argparse
@@ -75,20 +75,37 @@ def killed(model: str, archive: Path, out: Path, cluster: Nodes) -> None:
     run.wait()
 
 
-def rate(model: str, archives: tuple[Path, Path], count: int, out: Path, address: str | None) -> float:
-    """Images per second, from the difference between two runs."""
-    small, large = (seconds(model, archive, out, address) for archive in archives)
-    return count * 3 / 4 / (large - small)
+def rate(model: str, archive: Path, count: int, out: Path, address: str | None) -> float:
+    """Images per second, from the first tenth of the parts on."""
+    path = out.parent / f".{out.name}.qualms" / "parts.jsonl"
+    times: list[tuple[float, int]] = []
+    """when the number of parts grew, and to what"""
+    with subprocess.Popen(
+        command(model, archive, out, address), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as run:
+        while run.poll() is None and not path.exists():
+            time.sleep(0.01)
+        with path.open("rb") as parts:
+            number = 0
+            while run.poll() is None:
+                if grown := parts.read().count(b"\n"):
+                    number += grown
+                    times.append((time.monotonic(), number))
+                time.sleep(0.01)
+            number += parts.read().count(b"\n")
+    if run.returncode:
+        raise SystemExit(f"{' '.join(run.args)} ended with {run.returncode}")  # type: ignore[arg-type]
+    (started, first), (ended, last) = next(entry for entry in times if entry[1] * 10 >= number), times[-1]
+    return count * (last - first) / number / (ended - started)
 
 
 def rates(model: str, folder: Path, count: int, rounds: int, engines: dict[str, str | None]) -> None:
     """Print the rate of each engine in each round, and ratios to the first."""
-    archives = folder / f"quarter-{count}.tar", folder / f"all-{count}.tar"
-    write_archive(archives[0], count // 4)
-    write_archive(archives[1], count)
+    archive = folder / f"rate-{count}.tar"
+    write_archive(archive, count)
     for number in range(rounds):
         measured = {
-            name: rate(model, archives, count, folder / "rate.csv", address) for name, address in engines.items()
+            name: rate(model, archive, count, folder / "rate.csv", address) for name, address in engines.items()
         }
         first = next(iter(measured.values()))
         texts = [f"{name} {value:,.1f}/s ({value / first:.2f})" for name, value in measured.items()]
