@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from qualms.access.proxies import TrustedProxies
 from qualms.errors import QualmsError
-from qualms.inference.memory import available_memory
+from qualms.machine.memory import available_memory
 from qualms.service_links import service_links
 
 PREFIX = "QUALMS_"

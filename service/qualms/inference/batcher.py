@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from qualms.inference.admission import PAUSE_SECONDS, Admission, LoopPause
 from qualms.inference.batch import Answer, Batch, BatchEngine, Decode, Done, Draining, Job, run_jobs
-from qualms.inference.cpu import yield_to_other_threads
+from qualms.machine.cpu import yield_to_other_threads
 
 SHORT_SECONDS = 0.005
 """a run of at most this duration is made on the event loop: about the time that reading and answering its requests takes"""

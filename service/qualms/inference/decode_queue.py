@@ -20,7 +20,7 @@ from qualms.images.observed import ObservedEncoding
 from qualms.images.plain_files import PlainFile
 from qualms.images.preprocess import ImageInput
 from qualms.inference.batch import ClientDisconnected
-from qualms.inference.cpu import lower_priority
+from qualms.machine.cpu import lower_priority
 
 _DECAY = 0.9
 """weight of older observations in the relation of actual to estimated time"""

@@ -17,7 +17,7 @@ from qualms.bundle.runtime import INPUT, Outputs, check_golden, check_outputs, o
 from qualms.bundle.sessions import failure, is_out_of_memory, open_session, shrinking_run
 from qualms.errors import BundleError, QualmsError, first_line
 from qualms.inference.cost import CostCurve, CostLearner
-from qualms.inference.cpu import available_cores
+from qualms.machine.cpu import available_cores
 from qualms.settings import Device
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"

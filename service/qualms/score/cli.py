@@ -63,7 +63,7 @@ def score(
     from qualms.bundle.file import open_bundle
     from qualms.cluster.options import cluster_options
     from qualms.decisions.operating_point import OperatingPoint
-    from qualms.inference.cpu import available_cores
+    from qualms.machine.cpu import available_cores
     from qualms.score.report.summary_table import printable
     from qualms.score.run import score as run
     from qualms.score.scorer import ScoreOptions

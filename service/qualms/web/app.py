@@ -25,10 +25,10 @@ from qualms.http1.messages import REASONS as PROTOCOL_REASONS
 from qualms.http1.messages import Reply
 from qualms.images.preprocess import warm_up
 from qualms.images.worker_pool import KilledFor
-from qualms.inference.cpu import available_cores, lower_priority
 from qualms.inference.decoding import Decoder, Limits
 from qualms.inference.engine import Engine
-from qualms.inference.memory import available_memory, return_free_memory
+from qualms.machine.cpu import available_cores, lower_priority
+from qualms.machine.memory import available_memory, return_free_memory
 from qualms.replies import RequestLimits
 from qualms.settings import Settings
 from qualms.signing.opening import open_trusted

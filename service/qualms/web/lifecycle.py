@@ -18,7 +18,7 @@ from qualms.access.reloading import ReloadedFiles
 from qualms.http1.connections import Connections, Limits
 from qualms.http1.listener import BACKLOG, listen
 from qualms.http1.server import DrainingServer, check_uvicorn, protocol
-from qualms.inference.memory import available_memory
+from qualms.machine.memory import available_memory
 from qualms.settings import Settings, ignored_variables
 from qualms.telemetry.logs import configure
 from qualms.web.app import Application, create_app

@@ -16,8 +16,8 @@ from qualms.bundle.file import Bundle, open_bundle
 from qualms.decisions.results import ResultBuilder
 from qualms.decisions.verdicts import Decider, decide
 from qualms.images.preprocess import preprocess_with_pillow
-from qualms.inference.cpu import available_cores
 from qualms.inference.engine import Engine
+from qualms.machine.cpu import available_cores
 from qualms.replies import ModelId, PredictReply, Result
 from qualms.settings import Device, load_settings
 from qualms.web.reply import Status

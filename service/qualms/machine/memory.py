@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from qualms.inference.cgroups import cgroup_folders, read
+from qualms.machine.cgroups import cgroup_folders, read
 
 
 def available_memory(root: Path = Path("/")) -> int:

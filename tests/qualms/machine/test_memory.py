@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qualms.inference.memory import available_memory
+from qualms.machine.memory import available_memory
 
 MACHINE = 64 * 2**30
 MEMINFO = f"MemFree:  1024 kB\nMemTotal:       {MACHINE // 1024} kB\nMemAvailable: 2048 kB\n"

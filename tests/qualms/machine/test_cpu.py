@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from qualms.inference.cpu import available_cores, yield_to_other_threads
+from qualms.machine.cpu import available_cores, yield_to_other_threads
 
 
 def write_files(root: Path, files: dict[str, str]) -> Path:

@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from qualms.inference.cgroups import cgroup_folders, read
+from qualms.machine.cgroups import cgroup_folders, read
 
 
 def available_cores(root: Path = Path("/"), affinity: int | None = None) -> int:
