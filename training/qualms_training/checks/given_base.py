@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from rich.markup import escape
 
+from qualms.machine.memory import available_memory
 from qualms_training.checks.base_accuracy import check_accuracy, measure_accuracy
 from qualms_training.checks.estimates import (
     check_disk,
@@ -28,6 +29,8 @@ EXPORT_IMAGES = 4
 TIMED_IMAGES = 8
 MIN_IMAGES, MAX_IMAGES = 64, 256
 """held-out images on which accuracy is measured"""
+SPARE_MEMORY = 1.2
+"""later stages need a little more memory than the checks"""
 SECONDS = 10.0
 """time for them, beyond the smallest number"""
 
@@ -101,8 +104,11 @@ def _note_estimates(context: RunContext, seconds: float, trial: TrialExport) -> 
     logits, taps = extractor(context)(torch.from_numpy(np.asarray(context.data.parts["fit"].images[:1])))
     disk = feature_bytes([tap.shape[1] for tap in taps], logits.shape[1], work) + 4 * trial.bytes
     check_disk(context.cache, disk)
+    needed, available = SPARE_MEMORY * peak_memory(), available_memory()
     context.display.note(
         f"  estimate: {duration(work.extracted * seconds)} for features of {work.extracted:,} images, "
         f"{duration(work.run * trial.seconds)} for {work.run:,} images in ONNX Runtime, {disk / 1e6:,.0f} MB of disk in "
-        f"{escape(str(context.cache))}, {1.2 * peak_memory() / 1e9:.1f} GB of memory"
+        f"{escape(str(context.cache))}, {needed / 1e9:.1f} of {available / 1e9:.1f} GB of memory"
     )
+    if needed > available:
+        context.display.note("  [yellow]That memory may not suffice: the process may be ended by the system.[/yellow]")
