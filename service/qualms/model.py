@@ -31,8 +31,8 @@ def open_model(
 ) -> "Model":
     """Open a bundle by its path, or an embedded model by its name; the default model without an argument.
 
-    `threads` is the number of threads of ONNX Runtime; 0 lets it choose. The model runs on the CPU. With `trusted_keys`, a
-    file of public keys, a bundle has to be signed with one of them.
+    `threads` is the number of threads of ONNX Runtime; 0 for one per available core. The model runs on the CPU. With
+    `trusted_keys`, a file of public keys, a bundle has to be signed with one of them.
     """
     bundle = open_trusted(
         None if model is None else fspath(model), None if trusted_keys is None else fspath(trusted_keys)

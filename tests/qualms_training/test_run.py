@@ -29,6 +29,7 @@ from qualms.decisions.calibration_set import CalibrationSet
 from qualms.errors import OperatingPointError
 from qualms.images.encodings import all_settings, parse_encodings
 from qualms.images.fingerprints import fingerprints
+from qualms.machine.cpu import available_cores
 from qualms_training.calibration_run import STORED
 from qualms_training.console import Display
 from qualms_training.data import load
@@ -687,6 +688,20 @@ def test_a_folder_without_write_permission_is_named_before_the_checks(
     with pytest.raises(QualmsError, match=r"out cannot be written to: .* is read-only for this user\."):
         run(load_recipe("tiny"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_pytorch_has_no_more_threads_than_available_cores_during_a_run(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, threads = torch.get_num_threads(), list[int]()
+    monkeypatch.setattr(check, "run", lambda _: threads.append(torch.get_num_threads()))
+    torch.set_num_threads(available_cores() + 1)
+    try:
+        run(load_recipe("tiny"), copy, only="fit")
+        assert threads == [available_cores()]
+        assert torch.get_num_threads() == available_cores() + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path, display: Display) -> None:

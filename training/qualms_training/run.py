@@ -3,7 +3,8 @@
 import importlib
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ from torch import nn
 from qualms.bundle.evaluation_results import Evaluation
 from qualms.bundle.file import open_bundle
 from qualms.cluster.connection import ClusterOptions
+from qualms.machine.cpu import available_cores
 from qualms_training.checks.estimates import peak_memory
 from qualms_training.console import Display, duration
 from qualms_training.data import DataSource
@@ -71,17 +73,32 @@ def train_recipe(
             given_base=given_base,
             cluster=cluster,
         )
-        if seed == seeds[0]:
-            check.run(context)
-            save_settings(recipe, device, out)
-            _make_folder(cache)
-        run_stages(context, [stage for stage in Stage if only in (None, stage)])
+        with _available_threads():
+            if seed == seeds[0]:
+                check.run(context)
+                save_settings(recipe, device, out)
+                _make_folder(cache)
+            run_stages(context, [stage for stage in Stage if only in (None, stage)])
 
     if only not in (None, Stage.evaluate):
         return []
     return report_evaluations(
         recipe, [folder / "model.onnx" for folder in folders.values()], out, display, show_all=show_all
     )
+
+
+@contextmanager
+def _available_threads() -> Iterator[None]:
+    """In this context, PyTorch has at most one thread per available core.
+
+    By default it ignores the CPU quota of a container, and threads without a core wait for each other.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, available_cores()))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def run_stages(context: RunContext, stages: Iterable[Stage]) -> None:

@@ -17,6 +17,7 @@ from qualms.bundle.agreement import accepted_difference, differing_predictions, 
 from qualms.bundle.manifest import Manifest
 from qualms.bundle.sessions import failure, is_out_of_memory, open_session
 from qualms.errors import BundleError, ExtraMissingError
+from qualms.machine.cpu import available_cores
 
 INPUT = "image"
 CUDA = "CUDAExecutionProvider"
@@ -60,11 +61,12 @@ class GraphRunner:
     """A graph loaded on the CPU or, with `cuda`, on a GPU, called with uint8 images (N, H, W, C)."""
 
     def __init__(self, graph: bytes, threads: int = 0, max_memory: int | None = None, *, cuda: bool = False) -> None:
-        """`max_memory`: bytes that all tensors of a run may take; None for no limit."""
+        """`threads`: 0 for one per available core. `max_memory`: bytes that all tensors of a run may take; None for no limit."""
         ort = onnxruntime()
         self._max_memory = max_memory
         options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
+        # By default, ONNX Runtime starts a thread per core of the machine, also where the process may use fewer.
+        options.intra_op_num_threads = threads or available_cores()
         options.log_severity_level = 3
         providers: list[Any] = [_cuda(ort, options)] if cuda else ["CPUExecutionProvider"]
         try:

@@ -1,3 +1,5 @@
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -284,3 +286,18 @@ def test_different_golden_inputs_are_refused(runner: GraphRunner, manifest: Mani
     golden = manifest.golden.model_copy(update={"input_sha256": "0" * 64})
     with pytest.raises(BundleError, match=r"^The golden inputs differ from those the bundle was exported with\.$"):
         check_golden(runner, manifest.model_copy(update={"golden": golden}))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux has affinity masks")
+def test_a_runner_has_one_thread_per_core_of_the_affinity_mask_or_as_many_as_given() -> None:
+    program = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from qualms.bundle.embedded import resolve_model
+from qualms.bundle.file import open_bundle
+from qualms.bundle.runtime import GraphRunner
+graph = open_bundle(resolve_model("demo")).graph
+print([GraphRunner(graph, *threads).session.get_session_options().intra_op_num_threads for threads in ((), (3,))])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[1, 3]"

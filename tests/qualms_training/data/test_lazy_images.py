@@ -1,5 +1,6 @@
 """Images that are decoded when they are used have the pixels, encodings and noises' shapes of those in memory."""
 
+import os
 from pathlib import Path
 from threading import Lock
 
@@ -11,7 +12,7 @@ from PIL import Image
 from qualms.images.encodings import parse_encodings
 from qualms.images.fingerprints import fingerprints
 from qualms.images.input_spec import InputSpec
-from qualms_training.data import dataset
+from qualms_training.data import dataset, lazy_images
 from qualms_training.data.dataset import Images, Selection
 from qualms_training.data.lazy_images import LazyImages, first_images
 from qualms_training.data.noise import NOISES, apply_noise, corrupt
@@ -188,3 +189,9 @@ def test_corrupted_lazy_images_are_a_source_of_images(files: Images) -> None:
 @pytest.mark.usefixtures("all_lazy")
 def test_fingerprints_are_those_of_the_array(files: Images) -> None:
     np.testing.assert_array_equal(fingerprints(lazy_of(files)), fingerprints(files.conformed(SPEC)))
+
+
+def test_images_are_decoded_on_systems_without_affinity_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    lazy_images.pool.cache_clear()
+    assert lazy_images.on_all_cores(lambda index: 2 * index, range(3)) == [0, 2, 4]

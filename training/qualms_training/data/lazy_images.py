@@ -5,7 +5,6 @@ overlaps with the network that runs on the images before.
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
@@ -14,6 +13,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from qualms.machine.cpu import available_cores
 
 LAZY_BYTES = 256 * 2**20
 """pixels of files that would take more than this are decoded when they are used"""
@@ -154,7 +155,7 @@ def pool() -> ThreadPoolExecutor:
 
     A task of the pool must not wait for another one, because all threads may be waiting then.
     """
-    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="decode")
+    return ThreadPoolExecutor(available_cores(), thread_name_prefix="decode")
 
 
 def on_all_cores(function: Callable[[int], _T], indices: Iterable[int]) -> list[_T]:
