@@ -13,7 +13,7 @@ from torch import nn
 from qualms_training.errors import ExtraMissingError, ModelError
 from qualms_training.models import build, expected_channels, identity, load_base, return_logits
 from qualms_training.models.libraries.torchvision_compat import import_torchvision
-from qualms_training.models.source import base_of_module
+from qualms_training.models.source import base_of_module, untrained_base
 
 SOURCE = """
 from torch import nn
@@ -150,6 +150,7 @@ def test_timm_weights_that_cannot_be_downloaded_are_named(timm: Any, monkeypatch
         raise OSError("no network")
 
     monkeypatch.setattr(timm, "create_model", fail)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
         ModelError, match=r"no network.*bring model\.safetensors of https://huggingface\.co/timm/resnet10t"
     ):
@@ -158,6 +159,22 @@ def test_timm_weights_that_cannot_be_downloaded_are_named(timm: Any, monkeypatch
         ModelError, match=r"model\.safetensors and config\.json of https://huggingface\.co/org/name must"
     ):
         load_base("hf_hub:org/name")
+
+
+def test_networks_without_weights_have_the_size_of_their_configuration(timm: Any) -> None:
+    timm_vit = untrained_base("timm:vit_tiny_patch16_384")
+    inception = untrained_base("torchvision:inception_v3")
+    assert [base.input and (base.input.height, base.input.width) for base in (timm_vit, inception)] == [
+        (384, 384),
+        (299, 299),
+    ]
+    assert untrained_base("lenet", 1, 28, 28).module(torch.zeros(1, 1, 28, 28)).shape == (1, 1000)
+
+
+def test_unknown_networks_are_named_without_weights_as_with_them() -> None:
+    for load in (load_base, untrained_base):
+        with pytest.raises(ModelError, match=r"Model 'resnet18' is not known.*did you mean 'torchvision:resnet18'\?"):
+            load("resnet18")
 
 
 @pytest.fixture
@@ -194,6 +211,9 @@ def test_a_hugging_face_folder_is_loaded_with_its_input_and_classes(transformers
     assert base.classes == ("cat", "dog", "owl")
     assert base.input is not None
     assert (base.input.fit, base.input.resize, base.input.mean) == ("stretch", "bicubic", (0.5, 0.5, 0.5))
+    untrained = untrained_base(f"transformers:{tmp_path}")
+    assert untrained.input == base.input
+    assert [name for name, _ in untrained.module.named_modules()] == [name for name, _ in source.named_modules()]
 
 
 def test_generic_hugging_face_labels_are_not_class_names(transformers: Any, tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ from qualms_training.models.libraries.external import (
     from_torchvision,
     torchvision_names,
 )
+from qualms_training.models.libraries.hub import HUB
 from qualms_training.models.libraries.input_defaults import InputDefaults, from_timm_config, from_torchvision_weights
 from qualms_training.models.libraries.pretrained import (
     DEFAULT,
-    HUB,
     timm_with_weights,
     torchvision_weights,
     torchvision_with_weights,
@@ -37,8 +37,10 @@ ACCEPTED = (
     f"{', '.join(NAMES)}, torchvision:NAME, timm:NAME, hf_hub:ORGANISATION/NAME, transformers:FOLDER_OR_NAME, "
     "package.module:function, or a TorchScript or torch.export file"
 )
+_CLASSES, _SIDE = 1000, 224  # of a network that is built without weights and does not know them
 _AUXILIARY_HEADS = ("aux1.", "aux2.", "AuxLogits.")  # of GoogLeNet and Inception v3, used in training only
 _FILE_OR_DEFAULT = "--weights FILE, or weights of the model such as --weights DEFAULT"
+_OWN, _FILE, _FUNCTION = "own", "file", "function"  # kinds of networks, beside the libraries
 _OTHER_FILES = (".safetensors", ".ckpt", ".bin", ".pkl", ".onnx")
 
 
@@ -77,6 +79,28 @@ def load_base(
     """
     sizes = {"classes": classes, "channels": channels, "height": height, "width": width}
     return _frozen(_load(spec, weights, {name: size for name, size in sizes.items() if size is not None}))
+
+
+def untrained_base(
+    spec: str, channels: int | None = None, height: int | None = None, width: int | None = None
+) -> LoadedBase:
+    """The network `spec` with random weights, to list its modules, whose names and shapes do not depend on the weights."""
+    kind, name = _parse(spec)
+    if kind == _FILE:
+        return load_base(spec, channels=channels, height=height, width=width)
+    defaults = None
+    if kind == "torchvision":
+        module = from_torchvision(name, None, channels, **_torchvision_options(name))
+        defaults = from_torchvision_weights(torchvision_weights(name, DEFAULT), of_file=True)
+    elif kind == "timm":
+        module = from_timm(name, None, channels)
+    elif kind == "transformers":
+        module = hugging_face.with_random_weights(name, None)
+        defaults = hugging_face.input_defaults(name)
+    else:
+        sizes = {"classes": _CLASSES, "channels": channels or 3, "height": height or _SIDE, "width": width or _SIDE}
+        module = from_name(name, **sizes) if kind == _OWN else from_function(spec, _with_aliases(sizes))
+    return _frozen(LoadedBase(module, defaults or _configured_input(module), None, None, "random"))
 
 
 def base_of_module(module: nn.Module) -> LoadedBase:
@@ -124,23 +148,37 @@ def _has_modules(module: GraphModule) -> bool:
 
 
 def _load(spec: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBase:
+    kind, name = _parse(spec)
+    loaders = {
+        _OWN: _named,
+        _FILE: _opaque,
+        "torchvision": _torchvision,
+        "timm": _timm,
+        "transformers": _transformers,
+        _FUNCTION: _function,
+    }
+    return loaders[kind](name, weights, sizes)
+
+
+def _parse(spec: str) -> tuple[str, str]:
+    """The kind of network that `spec` names, and its name there; ModelError if it is of no kind."""
     source, _, name = spec.partition(":")
     if spec in NAMES:
-        return _named(spec, weights, sizes)
+        return _OWN, spec
     if Path(spec).is_file() or Path(spec).suffix in (*opaque.SUFFIXES, *_OTHER_FILES):
-        return _opaque(spec, weights, sizes)
+        return _FILE, spec
     if spec.startswith(HUB):
-        return _timm(spec, weights, sizes)
+        return "timm", spec
     if not source or not name:
         of_torchvision = spec.lower() in torchvision_names()
         near = f"; did you mean 'torchvision:{spec.lower()}'?" if of_torchvision else did_you_mean(spec, NAMES)
         raise ModelError(f"Model {spec!r} is not known (accepted: {ACCEPTED}){near}")
     if source.split(".")[:2] == ["torchvision", "models"] and name in torchvision_names():
-        source = "torchvision"  # as a function, it would have random weights and only torchvision's number of classes
-    loaders = {"torchvision": _torchvision, "timm": _timm, "transformers": _transformers}
-    if source in loaders:
-        return loaders[source](name, weights, sizes)
-    return _function(spec, weights, sizes)
+        return (
+            "torchvision",
+            name,
+        )  # as a function, it would have random weights and only torchvision's number of classes
+    return (source, name) if source in {"torchvision", "timm", "transformers"} else (_FUNCTION, spec)
 
 
 def _named(name: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBase:
@@ -163,11 +201,8 @@ def _torchvision(name: str, weights: str | None, sizes: Mapping[str, int]) -> Lo
         return LoadedBase(module, defaults, _categories(member), None, f"torchvision's {member}")
     file = _weights_file(f"torchvision:{name}", weights, _FILE_OR_DEFAULT)
     member = torchvision_weights(name, DEFAULT)
-    options, note = {}, ""
-    if name in {"googlenet", "inception_v3"}:
-        # torchvision sets transform_input with its weights, and the input's defaults are those of its weights.
-        options = {"aux_logits": False, "init_weights": False, "transform_input": True}
-        note = ", with transform_input=True as for torchvision's own weights"
+    options = _torchvision_options(name)
+    note = ", with transform_input=True as for torchvision's own weights" if options else ""
     module, said = _with_file(
         lambda found: from_torchvision(name, found.get("classes"), found.get("channels"), **options),
         file,
@@ -176,6 +211,12 @@ def _torchvision(name: str, weights: str | None, sizes: Mapping[str, int]) -> Lo
     )
     defaults = from_torchvision_weights(member, of_file=True)
     return LoadedBase(module, defaults, None, None, f"{said}{note}")
+
+
+def _torchvision_options(name: str) -> dict[str, bool]:
+    """Arguments that torchvision sets with its weights, whose input defaults are used."""
+    inception = name in {"googlenet", "inception_v3"}
+    return {"aux_logits": False, "init_weights": False, "transform_input": True} if inception else {}
 
 
 def _timm(name: str, weights: str | None, sizes: Mapping[str, int]) -> LoadedBase:

@@ -6,22 +6,22 @@ from rich.table import Table
 
 from qualms_training.console import Display
 from qualms_training.meta.taps.tapped import describe_taps
-from qualms_training.models import build
 from qualms_training.models.channels import expected_channels
 from qualms_training.models.logits import return_logits
-from qualms_training.models.source import LoadedBase, load_base
+from qualms_training.models.source import load_base, untrained_base
 from qualms_training.models.unusable_input import run_errors_explained
 from qualms_training.own_model.options import FitOptions
-from qualms_training.recipe import is_model_file
 
 DEFAULT_SIDE = 224
-CLASSES = 1000
-"""of a network without weights"""
 
 
 def list_model_taps(options: FitOptions, display: Display, show_all: bool) -> None:
     """Print the modules that are chosen as taps, or all that can be, with their shapes and why."""
-    base = _load(options)
+    sizes = {"height": options.input.height, "width": options.input.width}
+    if options.weights is None:
+        base = untrained_base(options.model, {"RGB": 3, "L": 1}.get(options.input.colour or ""), **sizes)
+    else:
+        base = load_base(options.model, weights=options.weights, **sizes)
     side = (DEFAULT_SIDE, DEFAULT_SIDE) if base.input is None else (base.input.height, base.input.width)
     height, width = options.input.height or side[0], options.input.width or side[1]
     colour = options.input.colour or ("L" if expected_channels(base.module) == 1 else "RGB")
@@ -40,12 +40,3 @@ def list_model_taps(options: FitOptions, display: Display, show_all: bool) -> No
         display.note(f"{len(described) - len(chosen)} other modules can be named with --taps; --all lists them.")
     if base.opaque:
         display.note(escape(base.opaque))
-
-
-def _load(options: FitOptions) -> LoadedBase:
-    """The network; names and shapes of its modules do not depend on the weights, so random ones are enough."""
-    height, width = options.input.height or DEFAULT_SIDE, options.input.width or DEFAULT_SIDE
-    if options.weights is not None or is_model_file(options.model):
-        return load_base(options.model, weights=options.weights, height=options.input.height, width=options.input.width)
-    channels = 1 if options.input.colour == "L" else 3
-    return LoadedBase(build(options.model, CLASSES, channels, height, width).eval(), None, None, None, "random")

@@ -13,6 +13,7 @@ from types import ModuleType
 from torch import nn
 
 from qualms_training.errors import ExtraMissingError, ModelError, QualmsError, did_you_mean
+from qualms_training.models.libraries.hub import HUB, hub_failure, hub_or_cache
 from qualms_training.models.libraries.torchvision_compat import import_torchvision
 
 
@@ -55,7 +56,12 @@ def import_timm(spec: str) -> ModuleType:
 
 
 def check_timm_name(timm: ModuleType, name: str) -> None:
-    """Raise ModelError if timm has no model `name`, which may end in a tag of its weights, as in `resnet50.a1_in1k`."""
+    """Raise ModelError if timm has no model `name`, which may end in a tag of its weights, as in `resnet50.a1_in1k`.
+
+    A model on the Hub (`hf_hub:ORGANISATION/NAME`) is accepted: only the Hub knows it.
+    """
+    if name.startswith(HUB):
+        return
     architecture, _, tag = name.partition(".")
     accepted = timm.list_models()
     if architecture not in accepted:
@@ -71,9 +77,18 @@ def from_timm(name: str, classes: int | None, channels: int | None) -> nn.Module
     timm = import_timm(f"timm:{name}")
     check_timm_name(timm, name)
     sizes = {"num_classes": classes, "in_chans": channels}
-    model: nn.Module = timm.create_model(
-        name, pretrained=False, **{key: size for key, size in sizes.items() if size is not None}
-    )
+    given = {key: size for key, size in sizes.items() if size is not None}
+    if not name.startswith(HUB):
+        model: nn.Module = timm.create_model(name, pretrained=False, **given)
+        return model
+    with hub_or_cache() as unreachable:
+        try:
+            model = timm.create_model(name, pretrained=False, **given)
+        except Exception as error:  # several download libraries, each with exceptions of its own
+            raise ModelError(
+                f"The configuration of 'timm:{name}' cannot be loaded ({hub_failure(error, unreachable)}); without a network, "
+                "name the architecture, as timm:NAME."
+            ) from error
     return model
 
 

@@ -4,7 +4,7 @@ import importlib
 import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +14,7 @@ from torch import nn
 from qualms.errors import first_line
 from qualms_training.errors import ExtraMissingError, ModelError
 from qualms_training.models.libraries.external import make_torchvision_importable
+from qualms_training.models.libraries.hub import hub_failure, hub_or_cache
 from qualms_training.models.libraries.input_defaults import InputDefaults, from_hugging_face_config
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -24,12 +25,13 @@ def from_hugging_face(name: str) -> nn.Module:
     """The image classifier in folder `name`, or of that name on the Hub; ModelError if it lacks trained weights."""
     transformers = _import_transformers(name)
     _check_folder(name)
-    try:
-        model, loading = transformers.AutoModelForImageClassification.from_pretrained(
-            name, output_loading_info=True, local_files_only=Path(name).is_dir()
-        )
-    except Exception as error:  # several download libraries, each with exceptions of its own
-        raise _cannot_load(name, error) from error
+    with _hub(name) as unreachable:
+        try:
+            model, loading = transformers.AutoModelForImageClassification.from_pretrained(
+                name, output_loading_info=True, local_files_only=Path(name).is_dir()
+            )
+        except Exception as error:  # several download libraries, each with exceptions of its own
+            raise _cannot_load(name, error, unreachable) from error
     if missing := sorted(loading["missing_keys"]):
         raise ModelError(
             f"Model 'transformers:{name}' has no trained weights for {len(missing)} tensors (first: {missing[0]!r}); "
@@ -42,13 +44,14 @@ def from_hugging_face(name: str) -> nn.Module:
 def with_random_weights(name: str, classes: int | None) -> nn.Module:
     """The architecture of a Hugging Face model, with its own number of classes if `classes` is None."""
     transformers = _import_transformers(name)
-    try:
-        config = transformers.AutoConfig.from_pretrained(name, local_files_only=Path(name).is_dir())
-        if classes is not None and classes != config.num_labels:
-            config.num_labels = classes  # replaces id2label too
-        model = transformers.AutoModelForImageClassification.from_config(config)
-    except Exception as error:
-        raise _cannot_load(name, error) from error
+    with _hub(name) as unreachable:
+        try:
+            config = transformers.AutoConfig.from_pretrained(name, local_files_only=Path(name).is_dir())
+            if classes is not None and classes != config.num_labels:
+                config.num_labels = classes  # replaces id2label too
+            model = transformers.AutoModelForImageClassification.from_config(config)
+        except Exception as error:
+            raise _cannot_load(name, error, unreachable) from error
     assert isinstance(model, nn.Module)
     return model
 
@@ -80,7 +83,7 @@ def _file(name: str, file: str) -> Path | None:
     if Path(name).is_dir():
         return Path(name) / file if (Path(name) / file).is_file() else None
     found: Any = None
-    with suppress(OSError):  # a model without this file
+    with hub_or_cache(), suppress(OSError):  # a model without this file
         found = importlib.import_module("transformers.utils").cached_file(name, file)
     return None if found is None else Path(found)
 
@@ -104,8 +107,13 @@ def _check_folder(name: str) -> None:
         )
 
 
-def _cannot_load(name: str, error: Exception) -> ModelError:
+def _hub(name: str) -> AbstractContextManager[str | None]:
+    """`hub_or_cache` for models that are not a folder."""
+    return nullcontext() if Path(name).is_dir() else hub_or_cache()
+
+
+def _cannot_load(name: str, error: Exception, unreachable: str | None) -> ModelError:
     return ModelError(
-        f"Model 'transformers:{name}' cannot be loaded ({type(error).__name__}: {first_line(error)}); without a network, give "
-        f"a folder with its config.json, model.safetensors and {PREPROCESSOR}."
+        f"Model 'transformers:{name}' cannot be loaded ({hub_failure(error, unreachable)}); without a network, give a folder "
+        f"with its config.json, model.safetensors and {PREPROCESSOR}."
     )

@@ -11,9 +11,9 @@ from torch import nn
 from qualms.errors import first_line
 from qualms_training.errors import ModelError, did_you_mean
 from qualms_training.models.libraries.external import check_timm_name, import_timm, torchvision_models
+from qualms_training.models.libraries.hub import HUB, hub_failure, hub_or_cache
 
 DEFAULT = "DEFAULT"
-HUB = ("hf_hub:", "hf-hub:")  # timm's prefixes of models on Hugging Face
 
 
 def torchvision_weights(name: str, weights: str) -> Any:
@@ -43,15 +43,14 @@ def torchvision_with_weights(name: str, weights: Any) -> nn.Module:
 def timm_with_weights(name: str) -> nn.Module:
     """A timm classifier with its published weights; `name` may have a tag, or be `hf_hub:ORGANISATION/NAME`."""
     timm = import_timm(f"timm:{name}")
-    if not name.startswith(HUB):
-        check_timm_name(timm, name)
-    try:
-        model: nn.Module = timm.create_model(name, pretrained=True)
-    except Exception as error:  # several download libraries, each with exceptions of its own
-        raise ModelError(
-            f"The weights of 'timm:{name}' cannot be loaded ({type(error).__name__}: {first_line(error)}); "
-            f"{_timm_file(timm, name)}"
-        ) from error
+    check_timm_name(timm, name)
+    with hub_or_cache() as unreachable:
+        try:
+            model: nn.Module = timm.create_model(name, pretrained=True)
+        except Exception as error:  # several download libraries, each with exceptions of its own
+            raise ModelError(
+                f"The weights of 'timm:{name}' cannot be loaded ({hub_failure(error, unreachable)}); {_timm_file(timm, name)}"
+            ) from error
     return model
 
 
