@@ -216,6 +216,20 @@ def test_a_hugging_face_folder_is_loaded_with_its_input_and_classes(transformers
     assert [name for name, _ in untrained.module.named_modules()] == [name for name, _ in source.named_modules()]
 
 
+def test_values_of_a_preprocessor_that_are_not_usable_are_an_error_with_its_file(
+    transformers: Any, tmp_path: Path
+) -> None:
+    tiny_vit(transformers, tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    for wrong in (
+        {"size": {"height": 16, "width": "x"}},
+        {"size": 16, "image_mean": [0.5, 0.5], "image_std": [0.5] * 3},
+    ):
+        file.write_text(json.dumps(wrong))
+        with pytest.raises(ModelError, match=rf"File '{file}' has a size, image_mean, image_std or other value"):
+            load_base(f"transformers:{tmp_path}")
+
+
 def test_generic_hugging_face_labels_are_not_class_names(transformers: Any, tmp_path: Path) -> None:
     tiny_vit(transformers, tmp_path, num_labels=4)
     assert load_base(f"transformers:{tmp_path}").classes is None
