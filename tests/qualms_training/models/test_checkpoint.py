@@ -55,6 +55,19 @@ def test_safetensors_are_loaded_and_damaged_ones_are_an_error(tmp_path: Path) ->
         load_weights(target, path)
 
 
+def test_values_of_a_state_dict_that_are_no_tensors_are_ignored(tmp_path: Path) -> None:
+    class Counted(nn.Linear):
+        def get_extra_state(self) -> Any:
+            return {"steps": 3}
+
+        def set_extra_state(self, state: Any) -> None:
+            raise AssertionError
+
+    source, target = Counted(2, 2), Counted(2, 2)
+    load_weights(target, save(tmp_path, source.state_dict()))
+    assert identity(target) == identity(source)
+
+
 def test_a_batch_normalisation_counter_may_be_missing(tmp_path: Path) -> None:
     source = nn.BatchNorm2d(2)
     nn.init.constant_(source.weight, 3.0)

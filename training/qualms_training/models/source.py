@@ -14,7 +14,7 @@ from qualms_training.errors import ModelError, did_you_mean
 from qualms_training.models import opaque
 from qualms_training.models.architectures.registry import FIXED_SIZE, NAMES, from_name
 from qualms_training.models.channels import expected_channels
-from qualms_training.models.checkpoint import freeze, load_weights, read_state_dict
+from qualms_training.models.checkpoint import freeze, load_weights, read_state_dict, tensors_of
 from qualms_training.models.libraries import hugging_face
 from qualms_training.models.libraries.external import (
     find_function,
@@ -274,7 +274,7 @@ def _with_file(
     numbers first and, if the first or last layers have other shapes in the file, again.
     """
     model = make(sizes)
-    expected = model.state_dict()
+    expected = tensors_of(model)
     state, _ = read_state_dict(file, expected)
     found = {**_sizes_in_file(model, expected, state), **sizes}
     if found != dict(sizes):
