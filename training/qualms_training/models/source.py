@@ -31,6 +31,7 @@ from qualms_training.models.libraries.pretrained import (
     torchvision_weights,
     torchvision_with_weights,
 )
+from qualms_training.models.wrappers import unwrapped
 
 INCLUDED = "included"
 ACCEPTED = (
@@ -105,7 +106,7 @@ def untrained_base(
 
 def base_of_module(module: nn.Module) -> LoadedBase:
     """A network that is a Python object, frozen, with what its own configuration says about it."""
-    module = uncompiled(module)
+    module = unwrapped(module)
     names = hugging_face.class_names(module)
     return _frozen(LoadedBase(module, _configured_input(module), names, None, "with its own weights"))
 
@@ -120,12 +121,6 @@ def _frozen(base: LoadedBase) -> LoadedBase:
     if others := sorted(types - {"float32"}):
         return replace(base, weights_source=f"{base.weights_source}, in float32 instead of {' and '.join(others)}")
     return base
-
-
-def uncompiled(module: nn.Module) -> nn.Module:
-    """The network that torch.compile was called with, or the module itself."""
-    original = getattr(module, "_orig_mod", None)
-    return original if isinstance(original, nn.Module) else module
 
 
 def check_layers(module: nn.Module) -> None:

@@ -16,6 +16,7 @@ from qualms_training.data.sources.given_sets import GivenSets
 from qualms_training.data.sources.objects import as_image_set
 from qualms_training.errors import DataError, ModelError
 from qualms_training.models.source import base_of_module
+from qualms_training.models.wrappers import unwrapped
 from qualms_training.own_model.default_recipe import OBJECT_PREFIX
 from qualms_training.own_model.model_input import options_from_object
 from qualms_training.own_model.options import FitOptions, data_name
@@ -56,7 +57,7 @@ def fit_objects(
         )
     display = display or Display()
     options = FitOptions(
-        model=f"{OBJECT_PREFIX}{type(model).__name__}",
+        model=f"{OBJECT_PREFIX}{type(unwrapped(model)).__name__}",
         name=name,
         ood=tuple(map(data_name, ood)),
         classes=None if classes is None else tuple(classes),

@@ -17,7 +17,8 @@ from qualms_training.fitting.loop import Hooks
 from qualms_training.models import build, count_parameters, freeze, load_weights
 from qualms_training.models.checkpoint import check_has_values
 from qualms_training.models.logits import return_logits
-from qualms_training.models.source import check_layers, load_base, uncompiled
+from qualms_training.models.source import check_layers, load_base
+from qualms_training.models.wrappers import unwrap_parts, unwrapped
 from qualms_training.stages.context import RunContext
 
 
@@ -69,10 +70,11 @@ def new_base(context: RunContext) -> nn.Module:
 
 def copied(model: nn.Module) -> nn.Module:
     """A copy on the CPU in evaluation mode, so that the user's object stays as it is."""
+    model = unwrapped(model)
     check_layers(model)
     check_has_values(model)
     try:
-        return copy.deepcopy(uncompiled(model)).cpu().eval()
+        return unwrap_parts(copy.deepcopy(model)).cpu().eval()
     except Exception as error:  # the user's class may raise anything
         raise ModelError(
             f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); a model must support copy.deepcopy."

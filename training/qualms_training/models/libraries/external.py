@@ -15,6 +15,7 @@ from torch import nn
 from qualms_training.errors import ExtraMissingError, ModelError, QualmsError, did_you_mean
 from qualms_training.models.libraries.hub import HUB, hub_failure, hub_or_cache
 from qualms_training.models.libraries.torchvision_compat import import_torchvision
+from qualms_training.models.wrappers import unwrap_parts, unwrapped
 
 
 def torchvision_models(name: str) -> ModuleType:
@@ -109,7 +110,7 @@ def from_function(spec: str, sizes: Mapping[str, int]) -> nn.Module:
         raise ModelError(
             f"Model {spec!r}: the function returned {type(model).__name__}; it must return a torch.nn.Module."
         )
-    return model
+    return unwrap_parts(unwrapped(model))
 
 
 def find_function(spec: str) -> Callable[..., object]:
