@@ -1,5 +1,6 @@
 """Refusals and choices before a user's network runs over any data."""
 
+import importlib
 import io
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,28 @@ def test_torchscript_objects_are_refused_with_the_way_to_give_them() -> None:
         ModelError, match="whose layers cannot be read: .* save it with its method save and run qualms fit"
     ):
         plan(script)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning"
+)  # of torch.jit and torch.ao.quantization
+def test_scripted_and_quantised_parts_are_refused_with_the_way_to_give_them() -> None:
+    jit: Any = torch.jit  # its functions have no types
+    with pytest.raises(ModelError, match=r"The part '0' of the model is a \w+ whose layers cannot be read: give the"):
+        copied(nn.Sequential(jit.script(network())))
+    quantise: Any = importlib.import_module("torch.ao.quantization").quantize_dynamic
+    with pytest.raises(ModelError, match=r"Layer '\w+' is quantised .* give the network as it was before quantisation"):
+        copied(quantise(network(), {nn.Linear}))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
+def test_wrappers_that_compute_the_same_are_not_part_of_the_copy() -> None:
+    compiled: Any = torch.compile(network())
+    model = nn.DataParallel(compiled)
+    assert list(copied(model).state_dict()) == list(network().state_dict())
+    part = nn.Sequential(compiled)
+    assert list(copied(part).state_dict()) == [f"0.{name}" for name in network().state_dict()]
+    assert next(iter(part.state_dict())).startswith("0._orig_mod.")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile

@@ -124,17 +124,24 @@ def _frozen(base: LoadedBase) -> LoadedBase:
 
 
 def check_layers(module: nn.Module) -> None:
-    """ModelError for a graph as an object, whose layers are not modules; as a file, it is opened by `opaque`."""
-    save = None
-    if isinstance(module, torch.jit.ScriptModule):
-        save = "its method save"
-    elif isinstance(module, GraphModule) and not isinstance(module, opaque.OpaqueGraph):
-        save = None if _has_modules(module) else "torch.export.save"
-    if save:
-        raise ModelError(
-            f"The model is a {type(module).__name__} whose layers cannot be read: give the network that it was made from, or save "
-            f"it with {save} and run qualms fit --model FILE."
-        )
+    """ModelError for a graph as an object, whose layers are not modules, and for quantised layers; `opaque` opens files."""
+    for name, part in module.named_modules():
+        save = None
+        if isinstance(part, torch.jit.ScriptModule):
+            save = "its method save" if not name else "torch.jit.trace(model, images).save"
+        elif isinstance(part, GraphModule) and not isinstance(part, opaque.OpaqueGraph):
+            save = None if _has_modules(part) else "torch.export.save"
+        if save:
+            title = f"The part {name!r} of the model" if name else "The model"
+            raise ModelError(
+                f"{title} is a {type(part).__name__} whose layers cannot be read: give the network that it was made from, or "
+                f"save {'the model' if name else 'it'} with {save} and run qualms fit --model FILE."
+            )
+        if ".quantized." in f"{type(part).__module__}.":
+            raise ModelError(
+                f"Layer {name!r} is quantised ({type(part).__module__}.{type(part).__name__}), and the exported graph is "
+                "computed in float32: give the network as it was before quantisation."
+            )
 
 
 def _has_modules(module: GraphModule) -> bool:
