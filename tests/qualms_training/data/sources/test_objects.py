@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from qualms.images.input_spec import InputSpec
 from qualms_training.data import dataset as dataset_module
@@ -189,6 +189,12 @@ def test_an_image_folder_without_a_transform_is_read_as_files(image_folder: Path
     pixels = image_set(turned).images
     assert not isinstance(pixels, tuple)
     np.testing.assert_array_equal(pixels[0], PIXELS[0, ::-1, ::-1])
+
+
+def test_concatenated_datasets_have_the_classes_that_they_share() -> None:
+    items, other = (Items(list(PIXELS), classes=classes) for classes in (["a", "b", "c"], ["b", "a", "c"]))
+    assert image_set(ConcatDataset([items, Subset(items, [1, 4])])).classes == ("a", "b", "c")
+    assert image_set(ConcatDataset([items, other])).classes == ("0", "1", "2")
 
 
 @pytest.mark.parametrize(

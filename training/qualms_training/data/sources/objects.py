@@ -147,10 +147,18 @@ def _from_dataset(title: str, name: str, split: str, dataset: Any, spec: InputSp
     source = DatasetImages(dataset, title, spec)
     source[0]  # an unusable kind of image is reported before all labels are read
     labels = _as_labels(title, np.asarray(_labels(title, whole, indices, source)))
-    given = getattr(whole, "classes", None)
-    classes = tuple(map(str, given)) if isinstance(given, list | tuple) and given else _default_classes(labels)
+    classes = _class_names(whole) or _default_classes(labels)
     paths = _paths(whole, indices)
     return ImageSet(name, split, source if paths is None else paths, labels, classes)
+
+
+def _class_names(dataset: Any) -> tuple[str, ...]:
+    """The names of a dataset's classes, or those that all parts of a concatenation share; empty if it has none."""
+    if _is_of(dataset, "torch.utils.data.dataset", "__getitem__") and hasattr(dataset, "datasets"):
+        shared = {_class_names(_unwrapped(part)[0]) for part in dataset.datasets}
+        return shared.pop() if len(shared) == 1 else ()
+    given = getattr(dataset, "classes", None)
+    return tuple(map(str, given)) if isinstance(given, list | tuple) else ()
 
 
 def _unwrapped(dataset: Any) -> tuple[Any, NDArray[np.int64]]:
