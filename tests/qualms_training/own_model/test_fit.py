@@ -227,3 +227,7 @@ def test_objects_that_cannot_be_used_are_refused_with_the_remedy(weights: Path) 
         qualms.fit("resnet50", arrays("train", 600), held_out)
     with pytest.raises(RecipeError, match="`input` has the key 'heigth'"):
         qualms.fit(model, arrays("train", 600), held_out, input={"heigth": 16})
+    with pytest.raises(RecipeError, match="`classes` is 'classes.txt'; accepted is a list of names"):
+        qualms.fit(model, arrays("train", 600), held_out, input=INPUT, classes="classes.txt")
+    with pytest.raises(RecipeError, match="`seed` is -1; accepted are 0 and larger"):
+        qualms.fit(model, arrays("train", 600), held_out, input=INPUT, seed=-1)
