@@ -203,7 +203,9 @@ def test_a_folder_without_splits_is_divided_and_no_image_is_in_two_splits(
 def test_classes_that_differ_between_training_and_test_are_named(tiny: Alter, tmp_path: Path, display: Display) -> None:
     _folder(tmp_path / "train", ("ape", "cat", "dog"), 10, seed=0)
     _folder(tmp_path / "test", ("cat", "dog"), 3, seed=1)
-    with pytest.raises(DataError, match="same classes; they differ in ape"):
+    with pytest.raises(
+        DataError, match="same classes; they differ in ape. Give both images of each class, or list all"
+    ):
         prepare(_of_folder(tiny, tmp_path), 0, None, display)
 
 

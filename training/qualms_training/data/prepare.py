@@ -128,7 +128,8 @@ def _check_pair(train: ImageSet, test: ImageSet, digests: dict[str, str]) -> Non
     if train.classes != test.classes:
         differing = sorted(set(train.classes) ^ set(test.classes)) or ["their order"]
         raise DataError(
-            f"{train.title} and its split 'test' must have the same classes; they differ in {', '.join(differing[:5])}."
+            f"{train.title} and its split 'test' must have the same classes; they differ in {', '.join(differing[:5])}. "
+            "Give both images of each class, or list all classes of the model (--classes FILE, data.classes in a recipe)."
         )
     if digests["train"] == digests["test"]:
         raise DataError(
