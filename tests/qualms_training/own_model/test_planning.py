@@ -3,6 +3,7 @@
 import importlib
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,21 @@ def test_an_invalid_input_is_refused_before_the_network_runs(given: InputOptions
 )
 def test_the_order_of_the_classes_is_announced(names: tuple[str, ...], order: str) -> None:
     assert order in plan(network(), names)[1]
+
+
+def test_names_of_the_model_that_are_not_those_of_the_data_are_announced() -> None:
+    model = network()
+    model.config = SimpleNamespace(id2label={0: "Dog", 1: "Cat"})  # type: ignore[assignment]
+    assert "own names (Dog, Cat, …) are not used: 'cat' is not among them." in plan(model)[1]
+
+
+def test_labels_that_begin_at_one_are_refused() -> None:
+    images = ImageSet("mine", "train", np.zeros((4, 16, 16, 3), np.uint8), np.array([1, 2, 1, 2]), ("0", "1", "2"))
+    display = Display(Console(file=io.StringIO()))
+    with pytest.raises(
+        DataError, match="has labels from 1 to 2, and the model has 2 logits: number the classes from 0"
+    ):
+        recipe_for(base_of_module(network()), FitOptions("object:Net"), PLAN, images, display)
 
 
 def test_a_list_of_classes_without_a_class_of_the_data_is_refused() -> None:
