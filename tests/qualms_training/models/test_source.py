@@ -177,6 +177,17 @@ def test_unknown_networks_are_named_without_weights_as_with_them() -> None:
             load("resnet18")
 
 
+def test_python_files_and_folders_are_refused_with_the_name_to_give(tmp_path: Path) -> None:
+    for spec in ("nets/mine.py:make", "./nets/mine.py:make"):
+        with pytest.raises(ModelError, match=r"is a Python file; name the function .*: nets\.mine:make\."):
+            load_base(spec)
+    with pytest.raises(ModelError, match=r"mine:function\."):
+        load_base("mine.py", weights="mine.pt")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=f"; did you mean 'transformers:{tmp_path}'"):
+        load_base(str(tmp_path))
+
+
 @pytest.fixture
 def transformers() -> Any:
     import_torchvision()

@@ -167,6 +167,12 @@ def _parse(spec: str) -> tuple[str, str]:
     source, _, name = spec.partition(":")
     if spec in NAMES:
         return _OWN, spec
+    if Path(source).suffix == ".py":
+        module = Path(source).with_suffix("").as_posix().removeprefix("./").replace("/", ".")
+        raise ModelError(
+            f"Model {spec!r} is a Python file; name the function in it that returns the network, seen from the working directory: "
+            f"{module}:{name or 'function'}."
+        )
     if Path(spec).is_file() or Path(spec).suffix in (*opaque.SUFFIXES, *_OTHER_FILES):
         return _FILE, spec
     if spec.startswith(HUB):
@@ -174,6 +180,8 @@ def _parse(spec: str) -> tuple[str, str]:
     if not source or not name:
         of_torchvision = spec.lower() in torchvision_names()
         near = f"; did you mean 'torchvision:{spec.lower()}'?" if of_torchvision else did_you_mean(spec, NAMES)
+        if Path(spec, "config.json").is_file():
+            near = f"; did you mean 'transformers:{spec}'?"
         raise ModelError(f"Model {spec!r} is not known (accepted: {ACCEPTED}){near}")
     if source.split(".")[:2] == ["torchvision", "models"] and name in torchvision_names():
         return (
