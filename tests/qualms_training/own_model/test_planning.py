@@ -3,6 +3,7 @@
 import importlib
 import io
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,6 +124,38 @@ def test_scripted_and_quantised_parts_are_refused_with_the_way_to_give_them() ->
     quantise: Any = importlib.import_module("torch.ao.quantization").quantize_dynamic
     with pytest.raises(ModelError, match=r"Layer '\w+' is quantised .* give the network as it was before quantisation"):
         copied(quantise(network(), {nn.Linear}))
+
+
+class KeepsFeatures(nn.Module):
+    """A network that keeps the features of its last run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.features = network(), torch.zeros(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.features = self.inner[:3](x)
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of weight_norm
+def test_networks_that_keep_tensors_with_gradients_are_copied() -> None:
+    images = torch.randn(2, 3, 16, 16)
+    for model in (KeepsFeatures(), nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(768, 2)))):
+        expected = model(images)
+        copy = copied(model)
+        assert torch.equal(copy(images), expected)
+        copy.get_parameter(next(name for name, _ in copy.named_parameters())).data.zero_()
+        assert torch.equal(model(images), expected)
+
+
+def test_networks_that_cannot_be_copied_are_refused_with_what_to_remove() -> None:
+    model = network()
+    model.lock = Lock()  # type: ignore[assignment]
+    with pytest.raises(
+        ModelError, match="cannot be copied .TypeError: cannot pickle .* remove attributes that do not, such"
+    ):
+        copied(model)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from qualms.errors import first_line
 from qualms_training.errors import ModelError
 from qualms_training.files import fingerprint, save_torch
 from qualms_training.fitting import probe
@@ -73,12 +74,19 @@ def copied(model: nn.Module) -> nn.Module:
     model = unwrapped(model)
     check_layers(model)
     check_has_values(model)
+    computed = {id(value): value.detach().clone() for part in model.modules() for value in _computed_tensors(part)}
     try:
-        return unwrap_parts(copy.deepcopy(model)).cpu().eval()
+        return unwrap_parts(copy.deepcopy(model, computed)).cpu().eval()  # copies of these objects are known
     except Exception as error:  # the user's class may raise anything
         raise ModelError(
-            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); a model must support copy.deepcopy."
+            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {first_line(error)}); a model must support "
+            "copy.deepcopy: remove attributes that do not, such as tensors of its last run in a list, locks and open files."
         ) from error
+
+
+def _computed_tensors(part: nn.Module) -> list[torch.Tensor]:
+    """Attributes of a module that its forward computed with gradients, such as its last features; copy.deepcopy refuses them."""
+    return [value for value in vars(part).values() if isinstance(value, torch.Tensor) and not value.is_leaf]
 
 
 def _build(context: RunContext) -> nn.Module:
