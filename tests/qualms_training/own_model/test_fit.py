@@ -117,6 +117,10 @@ def test_init_writes_the_recipe_that_fit_would_use(
     assert run(monkeypatch, "init", *arguments, *OPTIONS) == 0
     assert 'weights_saw = "all"' in file.read_text()
     assert run(monkeypatch, "init", *arguments, *OPTIONS) == 2  # an existing file is not overwritten
+    assert (
+        run(monkeypatch, "init", *arguments[:-1], tmp_path / "mine", *OPTIONS) == 2
+    )  # `qualms train` takes .toml files
+    assert not (tmp_path / "mine").exists()
 
 
 def test_taps_lists_the_choice_without_weights(
