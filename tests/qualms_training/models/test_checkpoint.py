@@ -214,6 +214,15 @@ def test_freeze_sets_evaluation_mode_and_disables_gradients() -> None:
     assert not any(weight.requires_grad for weight in net.parameters())
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_freeze_disables_gradients_of_buffers(inference: bool) -> None:
+    with torch.inference_mode(inference):
+        net = nn.BatchNorm2d(3)
+        net.register_buffer("weights", torch.ones(3, requires_grad=True))
+        net.register_buffer("computed", 2 * net.weight)
+        assert not any(buffer.requires_grad for buffer in freeze(net).buffers())
+
+
 def test_identity_changes_with_values_types_shapes_and_names() -> None:
     identities = [
         identity(nn.Linear(2, 2, dtype=torch.bfloat16)),

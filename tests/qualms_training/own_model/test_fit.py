@@ -109,6 +109,16 @@ def test_one_command_gives_a_calibrated_bundle_with_the_classes_of_the_network(
     assert (out / "recipe.toml").exists()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+def test_a_torchscript_file_is_fitted_whose_weights_have_gradients(
+    weights: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jit: Any = torch.jit  # its functions have no types
+    jit.save(jit.trace(network(weights), torch.zeros(2, 3, 16, 16)), str(tmp_path / "net.pt"))
+    arguments = ("--model", tmp_path / "net.pt", "--data", photos, "--classes", photos / "classes.txt", "--epochs", 1)
+    assert run(monkeypatch, "fit", *arguments, "--out", tmp_path / "run", *OPTIONS) == 0
+
+
 def test_init_writes_the_recipe_that_fit_would_use(
     weights: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,8 @@ def check_has_values(model: nn.Module) -> None:
 def freeze(model: M) -> M:
     """Put `model` in evaluation mode without gradients and return it; ModelError if a weight is not finite."""
     check_finite(model)
+    for buffer in model.buffers():  # of a converted TorchScript file, weights are buffers
+        (buffer if buffer.is_leaf else buffer.detach_()).requires_grad_(False)
     return model.eval().requires_grad_(False)
 
 

@@ -86,7 +86,8 @@ def copied(model: nn.Module) -> nn.Module:
 
 def _computed_tensors(part: nn.Module) -> list[torch.Tensor]:
     """Attributes of a module that its forward computed with gradients, such as its last features; copy.deepcopy refuses them."""
-    return [value for value in vars(part).values() if isinstance(value, torch.Tensor) and not value.is_leaf]
+    values = (*vars(part).values(), *part.buffers(recurse=False))
+    return [value for value in values if isinstance(value, torch.Tensor) and not value.is_leaf]
 
 
 def _build(context: RunContext) -> nn.Module:
