@@ -1,5 +1,6 @@
 """Weights are loaded, checked, frozen and identified; a file that does not fit the model is an error."""
 
+import os
 import re
 from argparse import Namespace
 from pathlib import Path
@@ -117,6 +118,12 @@ def test_a_file_that_is_not_a_state_dict_is_an_error(tmp_path: Path, content: by
     path = tmp_path / "weights.pt"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=r"weights\.pt' cannot be read as a state dict"):
+        load_weights(small(), path)
+
+
+def test_the_name_of_a_file_must_be_utf_8(tmp_path: Path) -> None:
+    path = save(tmp_path, small().state_dict()).rename(tmp_path / os.fsdecode(b"caf\xe9.pt"))
+    with pytest.raises(ModelError, match=r"The name of weights file '.*caf\\udce9.pt' is not UTF-8; rename it"):
         load_weights(small(), path)
 
 

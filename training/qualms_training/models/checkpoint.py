@@ -171,6 +171,10 @@ def read_file(path: Path) -> object:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise ModelError(f"Weights file {str(path)!r} {what}; a .pt, .pth or .safetensors state dict is accepted.")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ModelError(f"The name of weights file {str(path)!r} is not UTF-8; rename it.") from None
     with path.open("rb") as file:
         start = file.read(100)
     if start.startswith(b"version https://git-lfs"):
