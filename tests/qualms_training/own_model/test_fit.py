@@ -131,6 +131,7 @@ def test_init_writes_the_recipe_that_fit_would_use(
         run(monkeypatch, "init", *arguments[:-1], tmp_path / "mine", *OPTIONS) == 2
     )  # `qualms train` takes .toml files
     assert not (tmp_path / "mine").exists()
+    assert run(monkeypatch, "init", *arguments[:-1], weights / "mine.toml", *OPTIONS) == 2  # the folder is a file
 
 
 def test_taps_lists_the_choice_without_weights(

@@ -15,7 +15,7 @@ from qualms_training.data.layout import SplitPlan, find_layout, plan_splits
 from qualms_training.data.sources.npz import DOWNLOADABLE
 from qualms_training.data.sources.synthetic import SETS
 from qualms_training.data.split_sizes import HeldOut, plan_sizes
-from qualms_training.errors import DataError, ModelError, did_you_mean
+from qualms_training.errors import DataError, ModelError, QualmsError, did_you_mean
 from qualms_training.files import save_text
 from qualms_training.models import NAMES
 from qualms_training.models.channels import expected_channels
@@ -170,4 +170,7 @@ def plan_named(name: str, options: FitOptions, data_dir: DataSource) -> SplitPla
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
     """Write the recipe as TOML."""
-    save_text(path, recipe_text(recipe, path.parent))
+    try:
+        save_text(path, recipe_text(recipe, path.parent))
+    except OSError as error:
+        raise QualmsError(f"Recipe {path} cannot be written: {error.strerror}.") from error
