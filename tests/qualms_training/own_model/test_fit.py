@@ -15,7 +15,7 @@ from qualms.bundle.file import open_bundle
 from qualms.cli import main
 from qualms.errors import DataError
 from qualms_training.data.sources.synthetic import draw
-from qualms_training.errors import ModelError, RecipeError
+from qualms_training.errors import ExportError, ModelError, RecipeError
 from qualms_training.models import build, load_weights
 
 pytestmark = pytest.mark.slow
@@ -229,6 +229,21 @@ def test_four_lines_of_python_fit_report_save_and_predict(
         one.prediction.index for one in qualms.open_model(file).predict(list(images))
     ]
     assert fitted(images[0], target_fpr=0.2).ood.target_fpr == 0.2
+
+
+def test_a_network_that_computes_in_another_type_is_refused_with_what_to_remove(weights: Path) -> None:
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network(weights)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.inner(x)
+
+    given: dict[str, Any] = {"classes": draw("shapes", "test").classes, "input": INPUT, "target_fpr": 0.05}
+    with pytest.raises(ExportError, match=r"cannot load the graph.*remove conversions .* torch\.autocast"):
+        qualms.fit(Cast(), arrays("train", 600), arrays("test", 700), **given)
 
 
 def test_objects_that_cannot_be_used_are_refused_with_the_remedy(weights: Path) -> None:
