@@ -27,7 +27,7 @@ def fit(
     *,
     input: Any = None,  # noqa: A002  # the word of the manifest and of recipes
     classes: Sequence[str] | None = None,
-    ood: Sequence[str] = (),
+    ood: Sequence[str | PathLike[str]] = (),
     name: str = "model",
     out: str | PathLike[str] | None = None,
     taps: Sequence[str] | None = None,
@@ -52,7 +52,7 @@ def fit(
         `shorter_side`; or torchvision's `weights.transforms()`, timm's `resolve_model_data_config(model)` or a Hugging Face image
         processor; by default the model's own configuration (timm's `pretrained_cfg`).
     classes: names in the order of the logits; by default those of the data.
-    ood: OOD sets for the report, folders of images.
+    ood: OOD sets for the report: folders of images (str or Path), or names of data sets.
     out: folder of the run, which continues there if it was interrupted; by default a temporary one.
     taps, logits: modules to read features from, and the key of the logits, where the automatic choice is wrong.
     target_fpr, target_risk: the default false-alarm rate, and error rate of accepted predictions.

@@ -106,6 +106,14 @@ def test_names_that_are_numbers_keep_their_labels_for_another_order() -> None:
     assert in_class_order(train, ["1", "0"]).labels.tolist() == [1, 0]
 
 
+def test_labels_without_names_beside_named_ones_need_names() -> None:
+    train, test = name_numbers(numbered(1, 0), images(), ["dog", "cat"])
+    assert (train.classes, test.classes) == (("dog", "cat"), ("cat", "dog"))
+    for pair in ((numbered(0, 1), images()), (images(), numbered(0, 1))):
+        with pytest.raises(DataError, match="labels without names, and .* has the classes cat, dog: give `classes`"):
+            name_numbers(*pair, None)
+
+
 def test_sets_with_names_are_not_renamed() -> None:
     train, _ = name_numbers(images(), images(), ["cow", "pig"])
     assert train.classes == ("cat", "dog")

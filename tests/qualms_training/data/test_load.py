@@ -50,7 +50,7 @@ def test_the_error_without_a_data_folder_lists_every_way_to_give_one(
     with pytest.raises(DataError) as caught:
         load("mnist", "test")
     for part in (
-        "'mnist'",
+        "There is no folder 'mnist'",
         "--data",
         "QUALMS_DATA",
         "`qualms data mnist --out DIR`",

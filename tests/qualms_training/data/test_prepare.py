@@ -1,5 +1,6 @@
 """Splits share no image, OOD sets are the same for every seed, and all images are preprocessed in the same way."""
 
+import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -200,10 +201,30 @@ def test_a_folder_without_splits_is_divided_and_no_image_is_in_two_splits(
     assert np.bincount(data.parts["test"].labels).tolist() == [10, 10]
 
 
+@pytest.mark.parametrize(("copies", "accepted"), [(1, True), (6, False)])
+def test_test_images_that_are_training_images_are_refused_if_they_are_many(
+    copies: int, accepted: bool, tiny: Alter, tmp_path: Path
+) -> None:
+    _folder(tmp_path / "train", ("cat", "dog"), 30, seed=0)
+    _folder(tmp_path / "test", ("cat", "dog"), 30, seed=1)
+    for name in sorted(path.name for path in (tmp_path / "train/cat").iterdir())[:copies]:
+        (tmp_path / "test/cat" / name).write_bytes((tmp_path / "train/cat" / name).read_bytes())
+    text = io.StringIO()
+    recipe = _of_folder(tiny, tmp_path)
+    if accepted:
+        prepare(recipe, 0, None, Display(Console(file=text, width=200)))
+        assert "1 of the 60 images" in text.getvalue()
+        return
+    with pytest.raises(DataError, match="6 of the 60 images .* are also images of its split 'train'.* remove them"):
+        prepare(recipe, 0, None, Display(Console(file=text)))
+
+
 def test_classes_that_differ_between_training_and_test_are_named(tiny: Alter, tmp_path: Path, display: Display) -> None:
     _folder(tmp_path / "train", ("ape", "cat", "dog"), 10, seed=0)
     _folder(tmp_path / "test", ("cat", "dog"), 3, seed=1)
-    with pytest.raises(DataError, match="same classes; they differ in ape"):
+    with pytest.raises(
+        DataError, match="same classes; they differ in ape. Give both images of each class, or list all"
+    ):
         prepare(_of_folder(tiny, tmp_path), 0, None, display)
 
 

@@ -1,5 +1,6 @@
 """Weights are loaded, checked, frozen and identified; a file that does not fit the model is an error."""
 
+import os
 import re
 from argparse import Namespace
 from pathlib import Path
@@ -55,6 +56,19 @@ def test_safetensors_are_loaded_and_damaged_ones_are_an_error(tmp_path: Path) ->
         load_weights(target, path)
 
 
+def test_values_of_a_state_dict_that_are_no_tensors_are_ignored(tmp_path: Path) -> None:
+    class Counted(nn.Linear):
+        def get_extra_state(self) -> Any:
+            return {"steps": 3}
+
+        def set_extra_state(self, state: Any) -> None:
+            raise AssertionError
+
+    source, target = Counted(2, 2), Counted(2, 2)
+    load_weights(target, save(tmp_path, source.state_dict()))
+    assert identity(target) == identity(source)
+
+
 def test_a_batch_normalisation_counter_may_be_missing(tmp_path: Path) -> None:
     source = nn.BatchNorm2d(2)
     nn.init.constant_(source.weight, 3.0)
@@ -104,6 +118,12 @@ def test_a_file_that_is_not_a_state_dict_is_an_error(tmp_path: Path, content: by
     path = tmp_path / "weights.pt"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=r"weights\.pt' cannot be read as a state dict"):
+        load_weights(small(), path)
+
+
+def test_the_name_of_a_file_must_be_utf_8(tmp_path: Path) -> None:
+    path = save(tmp_path, small().state_dict()).rename(tmp_path / os.fsdecode(b"caf\xe9.pt"))
+    with pytest.raises(ModelError, match=r"The name of weights file '.*caf\\udce9.pt' is not UTF-8; rename it"):
         load_weights(small(), path)
 
 
@@ -199,6 +219,15 @@ def test_freeze_sets_evaluation_mode_and_disables_gradients() -> None:
     assert freeze(net) is net
     assert not net.training
     assert not any(weight.requires_grad for weight in net.parameters())
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_freeze_disables_gradients_of_buffers(inference: bool) -> None:
+    with torch.inference_mode(inference):
+        net = nn.BatchNorm2d(3)
+        net.register_buffer("weights", torch.ones(3, requires_grad=True))
+        net.register_buffer("computed", 2 * net.weight)
+        assert not any(buffer.requires_grad for buffer in freeze(net).buffers())
 
 
 def test_identity_changes_with_values_types_shapes_and_names() -> None:

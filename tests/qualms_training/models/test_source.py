@@ -177,6 +177,17 @@ def test_unknown_networks_are_named_without_weights_as_with_them() -> None:
             load("resnet18")
 
 
+def test_python_files_and_folders_are_refused_with_the_name_to_give(tmp_path: Path) -> None:
+    for spec in ("nets/mine.py:make", "./nets/mine.py:make"):
+        with pytest.raises(ModelError, match=r"is a Python file; name the function .*: nets\.mine:make\."):
+            load_base(spec)
+    with pytest.raises(ModelError, match=r"mine:function\."):
+        load_base("mine.py", weights="mine.pt")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=f"; did you mean 'transformers:{tmp_path}'"):
+        load_base(str(tmp_path))
+
+
 @pytest.fixture
 def transformers() -> Any:
     import_torchvision()
@@ -214,6 +225,20 @@ def test_a_hugging_face_folder_is_loaded_with_its_input_and_classes(transformers
     untrained = untrained_base(f"transformers:{tmp_path}")
     assert untrained.input == base.input
     assert [name for name, _ in untrained.module.named_modules()] == [name for name, _ in source.named_modules()]
+
+
+def test_values_of_a_preprocessor_that_are_not_usable_are_an_error_with_its_file(
+    transformers: Any, tmp_path: Path
+) -> None:
+    tiny_vit(transformers, tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    for wrong in (
+        {"size": {"height": 16, "width": "x"}},
+        {"size": 16, "image_mean": [0.5, 0.5], "image_std": [0.5] * 3},
+    ):
+        file.write_text(json.dumps(wrong))
+        with pytest.raises(ModelError, match=rf"File '{file}' has a size, image_mean, image_std or other value"):
+            load_base(f"transformers:{tmp_path}")
 
 
 def test_generic_hugging_face_labels_are_not_class_names(transformers: Any, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from qualms.bundle.file import open_bundle
 from qualms.cli import main
 from qualms.errors import DataError
 from qualms_training.data.sources.synthetic import draw
-from qualms_training.errors import ModelError, RecipeError
+from qualms_training.errors import ExportError, ModelError, RecipeError
 from qualms_training.models import build, load_weights
 
 pytestmark = pytest.mark.slow
@@ -109,6 +109,16 @@ def test_one_command_gives_a_calibrated_bundle_with_the_classes_of_the_network(
     assert (out / "recipe.toml").exists()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+def test_a_torchscript_file_is_fitted_whose_weights_have_gradients(
+    weights: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jit: Any = torch.jit  # its functions have no types
+    jit.save(jit.trace(network(weights), torch.zeros(2, 3, 16, 16)), str(tmp_path / "net.pt"))
+    arguments = ("--model", tmp_path / "net.pt", "--data", photos, "--classes", photos / "classes.txt", "--epochs", 1)
+    assert run(monkeypatch, "fit", *arguments, "--out", tmp_path / "run", *OPTIONS) == 0
+
+
 def test_init_writes_the_recipe_that_fit_would_use(
     weights: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +127,11 @@ def test_init_writes_the_recipe_that_fit_would_use(
     assert run(monkeypatch, "init", *arguments, *OPTIONS) == 0
     assert 'weights_saw = "all"' in file.read_text()
     assert run(monkeypatch, "init", *arguments, *OPTIONS) == 2  # an existing file is not overwritten
+    assert (
+        run(monkeypatch, "init", *arguments[:-1], tmp_path / "mine", *OPTIONS) == 2
+    )  # `qualms train` takes .toml files
+    assert not (tmp_path / "mine").exists()
+    assert run(monkeypatch, "init", *arguments[:-1], weights / "mine.toml", *OPTIONS) == 2  # the folder is a file
 
 
 def test_taps_lists_the_choice_without_weights(
@@ -216,6 +231,21 @@ def test_four_lines_of_python_fit_report_save_and_predict(
     assert fitted(images[0], target_fpr=0.2).ood.target_fpr == 0.2
 
 
+def test_a_network_that_computes_in_another_type_is_refused_with_what_to_remove(weights: Path) -> None:
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network(weights)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.inner(x)
+
+    given: dict[str, Any] = {"classes": draw("shapes", "test").classes, "input": INPUT, "target_fpr": 0.05}
+    with pytest.raises(ExportError, match=r"cannot load the graph.*remove conversions .* torch\.autocast"):
+        qualms.fit(Cast(), arrays("train", 600), arrays("test", 700), **given)
+
+
 def test_objects_that_cannot_be_used_are_refused_with_the_remedy(weights: Path) -> None:
     model, held_out = network(weights), arrays("test", 700)
     floats = torch.utils.data.TensorDataset(torch.zeros(8, 3, 16, 16), torch.zeros(8, dtype=torch.int64))
@@ -227,3 +257,7 @@ def test_objects_that_cannot_be_used_are_refused_with_the_remedy(weights: Path) 
         qualms.fit("resnet50", arrays("train", 600), held_out)
     with pytest.raises(RecipeError, match="`input` has the key 'heigth'"):
         qualms.fit(model, arrays("train", 600), held_out, input={"heigth": 16})
+    with pytest.raises(RecipeError, match="`classes` is 'classes.txt'; accepted is a list of names"):
+        qualms.fit(model, arrays("train", 600), held_out, input=INPUT, classes="classes.txt")
+    with pytest.raises(RecipeError, match="`seed` is -1; accepted are 0 and larger"):
+        qualms.fit(model, arrays("train", 600), held_out, input=INPUT, seed=-1)

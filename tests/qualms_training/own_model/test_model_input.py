@@ -29,6 +29,14 @@ def test_a_size_may_be_one_number_or_two() -> None:
     assert options_from_object({"size": [32, 48]}) == InputOptions(height=32, width=48)
 
 
+def test_mean_and_std_are_numbers_lists_or_arrays() -> None:
+    assert options_from_object({"size": 32, "mean": 0.5, "std": np.array([0.2])}).mean == (0.5,)
+    with pytest.raises(RecipeError, match="`input` has the mean 'imagenet'; accepted is one number per channel"):
+        options_from_object({"size": 32, "mean": "imagenet", "std": 1})
+    with pytest.raises(RecipeError, match="height and the width of the input must be given together"):
+        options_from_object({"height": 32})
+
+
 @pytest.mark.parametrize("size", ["224", (3, 224, 224), 224.0, None])
 def test_other_sizes_are_named(size: object) -> None:
     with pytest.raises(RecipeError, match="`input` has the size .*; accepted are pixels such as 224"):

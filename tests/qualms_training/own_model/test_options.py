@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from qualms_training.errors import RecipeError
 from qualms_training.options import Form
-from qualms_training.own_model.options import InputOptions, model_name, parse_options
+from qualms_training.own_model.options import InputOptions, data_name, listed, model_name, parse_options
 
 
 def parse(**given: Any) -> Any:
@@ -56,12 +57,24 @@ def test_a_crop_of_0_stretches() -> None:
         ({"mean": "0.5"}, "must be given together"),
         ({"weights_saw": "some"}, "--weights-saw is 'some'; accepted are all, other-data"),
         ({"colour": "CMYK"}, "--colour is 'CMYK'; accepted are RGB, L"),
+        ({"target_fpr": 5.0}, r"--target-fpr \(`target_fpr` in Python\) is 5; accepted are shares between 0 and 1"),
+        ({"target_risk": 0.0}, "--target-risk .* is 0; accepted are shares between 0 and 1"),
         ({"resize": "cubic"}, "--resize is 'cubic'; accepted are nearest"),
     ],
 )
-def test_values_that_cannot_be_read_are_named(given: dict[str, str], message: str) -> None:
+def test_values_that_cannot_be_read_are_named(given: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         parse(**given)
+
+
+def test_a_name_alone_is_a_list_of_one_and_other_objects_are_refused() -> None:
+    assert listed("taps", "layer1") == ("layer1",)
+    assert listed("ood", Path("photos")) == (Path("photos"),)
+    assert data_name(Path("photos")) == "folder:photos"
+    assert listed("taps", np.array(["layer1", "layer2"])) == ("layer1", "layer2")
+    for wrong in ([np.zeros((2, 8, 8, 3))], {"svhn": 3}, 3):
+        with pytest.raises(RecipeError, match="`ood` holds an object of type .*; accepted are names and folders"):
+            listed("ood", wrong)
 
 
 def test_lists_are_separated_by_commas(tmp_path: Path) -> None:

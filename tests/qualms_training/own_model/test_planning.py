@@ -1,7 +1,10 @@
 """Refusals and choices before a user's network runs over any data."""
 
+import importlib
 import io
 from pathlib import Path
+from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -111,6 +114,60 @@ def test_torchscript_objects_are_refused_with_the_way_to_give_them() -> None:
         plan(script)
 
 
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning"
+)  # of torch.jit and torch.ao.quantization
+def test_scripted_and_quantised_parts_are_refused_with_the_way_to_give_them() -> None:
+    jit: Any = torch.jit  # its functions have no types
+    with pytest.raises(ModelError, match=r"The part '0' of the model is a \w+ whose layers cannot be read: give the"):
+        copied(nn.Sequential(jit.script(network())))
+    quantise: Any = importlib.import_module("torch.ao.quantization").quantize_dynamic
+    with pytest.raises(ModelError, match=r"Layer '\w+' is quantised .* give the network as it was before quantisation"):
+        copied(quantise(network(), {nn.Linear}))
+
+
+class KeepsFeatures(nn.Module):
+    """A network that keeps the features of its last run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.features = network(), torch.zeros(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.features = self.inner[:3](x)
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of weight_norm
+def test_networks_that_keep_tensors_with_gradients_are_copied() -> None:
+    images = torch.randn(2, 3, 16, 16)
+    for model in (KeepsFeatures(), nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(768, 2)))):
+        expected = model(images)
+        copy = copied(model)
+        assert torch.equal(copy(images), expected)
+        copy.get_parameter(next(name for name, _ in copy.named_parameters())).data.zero_()
+        assert torch.equal(model(images), expected)
+
+
+def test_networks_that_cannot_be_copied_are_refused_with_what_to_remove() -> None:
+    model = network()
+    model.lock = Lock()  # type: ignore[assignment]
+    with pytest.raises(
+        ModelError, match="cannot be copied .TypeError: cannot pickle .* remove attributes that do not, such"
+    ):
+        copied(model)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
+def test_wrappers_that_compute_the_same_are_not_part_of_the_copy() -> None:
+    compiled: Any = torch.compile(network())
+    model = nn.DataParallel(compiled)
+    assert list(copied(model).state_dict()) == list(network().state_dict())
+    part = nn.Sequential(compiled)
+    assert list(copied(part).state_dict()) == [f"0.{name}" for name in network().state_dict()]
+    assert next(iter(part.state_dict())).startswith("0._orig_mod.")
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
 def test_exported_programs_are_refused_as_objects_and_compiled_networks_are_not() -> None:
     exported = torch.export.export(network().eval(), (torch.zeros(2, 3, 16, 16),)).module()
@@ -149,6 +206,21 @@ def test_an_invalid_input_is_refused_before_the_network_runs(given: InputOptions
 )
 def test_the_order_of_the_classes_is_announced(names: tuple[str, ...], order: str) -> None:
     assert order in plan(network(), names)[1]
+
+
+def test_names_of_the_model_that_are_not_those_of_the_data_are_announced() -> None:
+    model = network()
+    model.config = SimpleNamespace(id2label={0: "Dog", 1: "Cat"})  # type: ignore[assignment]
+    assert "own names (Dog, Cat, …) are not used: 'cat' is not among them." in plan(model)[1]
+
+
+def test_labels_that_begin_at_one_are_refused() -> None:
+    images = ImageSet("mine", "train", np.zeros((4, 16, 16, 3), np.uint8), np.array([1, 2, 1, 2]), ("0", "1", "2"))
+    display = Display(Console(file=io.StringIO()))
+    with pytest.raises(
+        DataError, match="has labels from 1 to 2, and the model has 2 logits: number the classes from 0"
+    ):
+        recipe_for(base_of_module(network()), FitOptions("object:Net"), PLAN, images, display)
 
 
 def test_a_list_of_classes_without_a_class_of_the_data_is_refused() -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from qualms.bundle.manifest import Predictor
 from qualms.bundle.runtime import GraphRunner
+from qualms.errors import BundleError
 from qualms_training.errors import ExportError
 from qualms_training.meta.export.onnx_export import to_onnx
 from qualms_training.meta.extractor import Extractor
@@ -49,7 +50,14 @@ def try_export(
 ) -> TrialExport:
     """Export the graph and run it on `images` (N ≥ 2, H, W, C); ExportError if ONNX Runtime's probabilities differ."""
     graph = trial_graph(extractor, meta, images, classes=classes, prediction=prediction, distance=distance)
-    runner = GraphRunner(data := to_onnx(graph, np.asarray(images[:2]), graph.outputs))
+    data = to_onnx(graph, np.asarray(images[:2]), graph.outputs)
+    try:
+        runner = GraphRunner(data)
+    except BundleError as error:
+        raise ExportError(
+            f"{str(error).rstrip('.')}; remove conversions to other types than float32, such as torch.autocast, from the network's "
+            "forward, or replace the operation."
+        ) from error
     runner(images[:1])  # the first run allocates memory
     start = time.perf_counter()
     actual = runner(images)["base_probabilities"]

@@ -63,8 +63,9 @@ def _load(name: str, split: str, data_dir: DataSource) -> ImageSet:
     if not folder:
         download = f" (`qualms data {name} --out DIR` fills it)" if name in DOWNLOADABLE else ""
         raise DataError(
-            f"Data set {name!r} needs a data folder: name one with --data or QUALMS_DATA{download}, "
-            f"give folder:PATH for a folder of class folders, or use a synthetic set ({', '.join(synthetic.SETS)})."
+            f"There is no folder {name!r}, and a data set of this name needs a data folder: name one with --data or "
+            f"QUALMS_DATA{download}, give folder:PATH for a folder of class folders, "
+            f"or use a synthetic set ({', '.join(synthetic.SETS)})."
         )
     return read_npz(Path(folder).expanduser(), name, split)
 

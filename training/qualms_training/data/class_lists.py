@@ -57,15 +57,33 @@ def in_class_order(images: ImageSet, classes: list[str]) -> ImageSet:
 
 
 def name_numbers(train: ImageSet, test: ImageSet, classes: Sequence[str] | None) -> tuple[ImageSet, ImageSet]:
-    """Both sets with the same names, if their labels are numbers without names: `classes`, or the numbers of both sets."""
-    numbers = max(train.classes, test.classes, key=len)
-    if any(images.classes != tuple(map(str, range(len(images.classes)))) for images in (train, test)):
+    """Both sets, of which those whose labels are numbers without names have `classes` as names, or the numbers of both.
+
+    DataError if one set has names, the other has not, and `classes` is None.
+    """
+    unnamed = [one for one in (train, test) if has_numbers(one)]
+    if not unnamed:
         return train, test
+    numbers = max((one.classes for one in unnamed), key=len)
+    if len(unnamed) == 1 and classes is None:
+        named = test if unnamed[0] is train else train
+        raise DataError(
+            f"{unnamed[0].title} has labels without names, and {named.title} has the classes {', '.join(named.classes[:3])}"
+            f"{', …' if len(named.classes) > len(named.classes[:3]) else ''}: give `classes`, the names in the order of the logits."
+        )
     names = numbers if classes is None else tuple(classes)
     if set(numbers) <= set(names) and classes is not None:  # the numbers are names, in the order of the logits
         return train, test
-    first, second = (ImageSet(one.name, one.split, one.images, one.labels, names) for one in (train, test))
+    first, second = (
+        ImageSet(one.name, one.split, one.images, one.labels, names) if has_numbers(one) else one
+        for one in (train, test)
+    )
     return first, second
+
+
+def has_numbers(images: ImageSet) -> bool:
+    """Whether the classes are the numbers from 0, as of labels without names."""
+    return images.classes == tuple(map(str, range(len(images.classes))))
 
 
 def missing_classes(images: ImageSet) -> list[str]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from qualms.errors import ImageError
 from qualms.images.encodings import Encoding
+from qualms.images.fingerprints import fingerprints
 from qualms.images.input_spec import InputSpec
 from qualms.images.observed import ObservedEncoding, observe
 from qualms.images.pillow_decoder import decode
@@ -57,6 +58,8 @@ class Images:
     images: NDArray[np.uint8] | tuple[Path, ...] | ImageSource
     _known_digest: list[str] = field(init=False, repr=False, default_factory=list)
     """of the pixels or file contents when they were last read for a digest"""
+    _known_fingerprints: list[NDArray[np.uint64]] = field(init=False, repr=False, default_factory=list)
+    """of each image, when they were last read for a digest"""
 
     def __post_init__(self) -> None:
         if not len(self.images):
@@ -152,17 +155,25 @@ class Images:
         """SHA-256 of pixels or file contents, whether or not the images have labels; files are read at most once for it."""
         return self._known_digest[0] if self._known_digest else self._pixel_digest().hexdigest()
 
+    def stored_fingerprints(self) -> NDArray[np.uint64]:
+        """(N,) the first 64 bits of the SHA-256 of each image's pixels or file; files are read at most once for them."""
+        if isinstance(self.images, np.ndarray):
+            return fingerprints(self.images)
+        if not self._known_fingerprints:
+            self._pixel_digest()
+        return self._known_fingerprints[0]
+
     def _pixel_digest(self) -> "hashlib._Hash":
         digest = hashlib.sha256()
-        if isinstance(self.images, tuple):
-            for one in on_all_cores(self._file_digest, range(len(self))):
-                digest.update(one)
-        elif isinstance(self.images, np.ndarray):
+        if isinstance(self.images, np.ndarray):
             digest.update(repr(self.images.shape).encode())
             digest.update(np.ascontiguousarray(self.images).data)
         else:
-            for one in on_all_cores(self._source_digest, range(len(self))):
+            of_one = self._file_digest if isinstance(self.images, tuple) else self._source_digest
+            digests = on_all_cores(of_one, range(len(self)))
+            for one in digests:
                 digest.update(one)
+            self._known_fingerprints[:] = [np.frombuffer(b"".join(one[:8] for one in digests), "<u8").astype(np.uint64)]
         self._known_digest[:] = [digest.hexdigest()]
         return digest
 

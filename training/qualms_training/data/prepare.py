@@ -17,6 +17,8 @@ from qualms_training.errors import DataError
 from qualms_training.recipe import Recipe
 
 CORRUPTED = "corrupted"
+MAX_SHARED = 0.05
+"""share of the test images that may be training images too: some well-known data sets have a few"""
 
 
 def itself(name: str) -> str:
@@ -58,6 +60,7 @@ def prepare(recipe: Recipe, seed: int, data_dir: DataSource, display: Display) -
         )
     digests = {"train": train.digest(), "test": test.digest()}
     _check_pair(train, test, digests)
+    _check_shared(train, test, display)
     sizes = recipe.data.splits.model_dump()
     if recipe.data.held_out == "train":
         splits = make_splits(len(train), sizes, seed)
@@ -128,13 +131,26 @@ def _check_pair(train: ImageSet, test: ImageSet, digests: dict[str, str]) -> Non
     if train.classes != test.classes:
         differing = sorted(set(train.classes) ^ set(test.classes)) or ["their order"]
         raise DataError(
-            f"{train.title} and its split 'test' must have the same classes; they differ in {', '.join(differing[:5])}."
+            f"{train.title} and its split 'test' must have the same classes; they differ in {', '.join(differing[:5])}. "
+            "Give both images of each class, or list all classes of the model (--classes FILE, data.classes in a recipe)."
         )
     if digests["train"] == digests["test"]:
         raise DataError(
             f"{train.title} has the same images as its split 'test', so no image would be unseen; "
             "give each its own folder or file, for example FOLDER/train/CLASS and FOLDER/test/CLASS."
         )
+
+
+def _check_shared(train: ImageSet, test: ImageSet, display: Display) -> None:
+    """DataError if many images of the split `test` are training images too; a note if a few are."""
+    shared = int(np.isin(test.stored_fingerprints(), train.stored_fingerprints()).sum())
+    if shared > MAX_SHARED * len(test):
+        raise DataError(
+            f"{shared:,} of the {len(test):,} images of {test.title} are also images of its split 'train', so that they are not "
+            "unseen; remove them from one of both."
+        )
+    if shared:
+        display.note(f"  {shared:,} of the {len(test):,} images of {test.title} are also training images")
 
 
 def _part(recipe: Recipe, title: str, source: ImageSet, indices: NDArray[np.int64], display: Display) -> LabelledSplit:

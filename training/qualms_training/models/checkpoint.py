@@ -37,7 +37,7 @@ def load_weights(model: nn.Module, path: Path, *, ignored: tuple[str, ...] = ())
     Tensors whose names begin with one of `ignored` are left out: heads that are used in training only. Returns the file and what
     was chosen or changed in it, for messages.
     """
-    expected = model.state_dict()
+    expected = tensors_of(model)
     state, about = read_state_dict(path, expected)
     state = {name: tensor for name, tensor in state.items() if name in expected or not name.startswith(ignored or "\0")}
     _check_keys(path, expected, state)
@@ -118,6 +118,11 @@ def _rank(name: str, known: Sequence[str]) -> int:
     return -1 if not name else known.index(last) if last in known else len(known)
 
 
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """The weights and buffers in the state dict of `model`, which may also hold other values (`get_extra_state`)."""
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
 def check_finite(model: nn.Module) -> None:
     """Raise ModelError if any weight or buffer is NaN or infinite, or has no values."""
     check_has_values(model)
@@ -141,6 +146,8 @@ def check_has_values(model: nn.Module) -> None:
 def freeze(model: M) -> M:
     """Put `model` in evaluation mode without gradients and return it; ModelError if a weight is not finite."""
     check_finite(model)
+    for buffer in model.buffers():  # of a converted TorchScript file, weights are buffers
+        (buffer if buffer.is_leaf else buffer.detach_()).requires_grad_(False)
     return model.eval().requires_grad_(False)
 
 
@@ -152,7 +159,7 @@ def count_parameters(model: nn.Module) -> int:
 def identity(model: nn.Module) -> str:
     """SHA-256 of all weights and buffers (names, types, shapes, bytes)."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(tensors_of(model).items()):
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
@@ -164,6 +171,10 @@ def read_file(path: Path) -> object:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise ModelError(f"Weights file {str(path)!r} {what}; a .pt, .pth or .safetensors state dict is accepted.")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ModelError(f"The name of weights file {str(path)!r} is not UTF-8; rename it.") from None
     with path.open("rb") as file:
         start = file.read(100)
     if start.startswith(b"version https://git-lfs"):

@@ -14,7 +14,7 @@ from qualms_training.errors import ModelError, did_you_mean
 from qualms_training.models import opaque
 from qualms_training.models.architectures.registry import FIXED_SIZE, NAMES, from_name
 from qualms_training.models.channels import expected_channels
-from qualms_training.models.checkpoint import freeze, load_weights, read_state_dict
+from qualms_training.models.checkpoint import freeze, load_weights, read_state_dict, tensors_of
 from qualms_training.models.libraries import hugging_face
 from qualms_training.models.libraries.external import (
     find_function,
@@ -31,6 +31,7 @@ from qualms_training.models.libraries.pretrained import (
     torchvision_weights,
     torchvision_with_weights,
 )
+from qualms_training.models.wrappers import unwrapped
 
 INCLUDED = "included"
 ACCEPTED = (
@@ -105,7 +106,7 @@ def untrained_base(
 
 def base_of_module(module: nn.Module) -> LoadedBase:
     """A network that is a Python object, frozen, with what its own configuration says about it."""
-    module = uncompiled(module)
+    module = unwrapped(module)
     names = hugging_face.class_names(module)
     return _frozen(LoadedBase(module, _configured_input(module), names, None, "with its own weights"))
 
@@ -122,24 +123,25 @@ def _frozen(base: LoadedBase) -> LoadedBase:
     return base
 
 
-def uncompiled(module: nn.Module) -> nn.Module:
-    """The network that torch.compile was called with, or the module itself."""
-    original = getattr(module, "_orig_mod", None)
-    return original if isinstance(original, nn.Module) else module
-
-
 def check_layers(module: nn.Module) -> None:
-    """ModelError for a graph as an object, whose layers are not modules; as a file, it is opened by `opaque`."""
-    save = None
-    if isinstance(module, torch.jit.ScriptModule):
-        save = "its method save"
-    elif isinstance(module, GraphModule) and not isinstance(module, opaque.OpaqueGraph):
-        save = None if _has_modules(module) else "torch.export.save"
-    if save:
-        raise ModelError(
-            f"The model is a {type(module).__name__} whose layers cannot be read: give the network that it was made from, or save "
-            f"it with {save} and run qualms fit --model FILE."
-        )
+    """ModelError for a graph as an object, whose layers are not modules, and for quantised layers; `opaque` opens files."""
+    for name, part in module.named_modules():
+        save = None
+        if isinstance(part, torch.jit.ScriptModule):
+            save = "its method save" if not name else "torch.jit.trace(model, images).save"
+        elif isinstance(part, GraphModule) and not isinstance(part, opaque.OpaqueGraph):
+            save = None if _has_modules(part) else "torch.export.save"
+        if save:
+            title = f"The part {name!r} of the model" if name else "The model"
+            raise ModelError(
+                f"{title} is a {type(part).__name__} whose layers cannot be read: give the network that it was made from, or "
+                f"save {'the model' if name else 'it'} with {save} and run qualms fit --model FILE."
+            )
+        if ".quantized." in f"{type(part).__module__}.":
+            raise ModelError(
+                f"Layer {name!r} is quantised ({type(part).__module__}.{type(part).__name__}), and the exported graph is "
+                "computed in float32: give the network as it was before quantisation."
+            )
 
 
 def _has_modules(module: GraphModule) -> bool:
@@ -165,6 +167,12 @@ def _parse(spec: str) -> tuple[str, str]:
     source, _, name = spec.partition(":")
     if spec in NAMES:
         return _OWN, spec
+    if Path(source).suffix == ".py":
+        module = Path(source).with_suffix("").as_posix().removeprefix("./").replace("/", ".")
+        raise ModelError(
+            f"Model {spec!r} is a Python file; name the function in it that returns the network, seen from the working directory: "
+            f"{module}:{name or 'function'}."
+        )
     if Path(spec).is_file() or Path(spec).suffix in (*opaque.SUFFIXES, *_OTHER_FILES):
         return _FILE, spec
     if spec.startswith(HUB):
@@ -172,6 +180,8 @@ def _parse(spec: str) -> tuple[str, str]:
     if not source or not name:
         of_torchvision = spec.lower() in torchvision_names()
         near = f"; did you mean 'torchvision:{spec.lower()}'?" if of_torchvision else did_you_mean(spec, NAMES)
+        if Path(spec, "config.json").is_file():
+            near = f"; did you mean 'transformers:{spec}'?"
         raise ModelError(f"Model {spec!r} is not known (accepted: {ACCEPTED}){near}")
     if source.split(".")[:2] == ["torchvision", "models"] and name in torchvision_names():
         return (
@@ -274,7 +284,7 @@ def _with_file(
     numbers first and, if the first or last layers have other shapes in the file, again.
     """
     model = make(sizes)
-    expected = model.state_dict()
+    expected = tensors_of(model)
     state, _ = read_state_dict(file, expected)
     found = {**_sizes_in_file(model, expected, state), **sizes}
     if found != dict(sizes):

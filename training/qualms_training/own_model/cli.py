@@ -182,6 +182,8 @@ def init(
     from qualms_training.console import Display
     from qualms_training.own_model.planning import plan_recipe, save_recipe
 
+    if out.suffix != ".toml":
+        raise typer.BadParameter(f"{out} does not end in .toml, as the file of a recipe must")
     if out.exists():
         raise typer.BadParameter(f"{out} exists already: name another file with --out")
     display = Display()

@@ -14,11 +14,12 @@ from qualms_training.data.dataset import ImageSet
 from qualms_training.data.layout import find_layout
 from qualms_training.data.sources.given_sets import GivenSets
 from qualms_training.data.sources.objects import as_image_set
-from qualms_training.errors import DataError, ModelError
+from qualms_training.errors import DataError, ModelError, RecipeError
 from qualms_training.models.source import base_of_module
+from qualms_training.models.wrappers import unwrapped
 from qualms_training.own_model.default_recipe import OBJECT_PREFIX
 from qualms_training.own_model.model_input import options_from_object
-from qualms_training.own_model.options import FitOptions, data_name
+from qualms_training.own_model.options import FitOptions, data_name, listed
 from qualms_training.own_model.planning import plan_named, recipe_for
 from qualms_training.run import pick_device, report_evaluations, train_recipe
 from qualms_training.stages.base import copied
@@ -34,7 +35,7 @@ def fit_objects(
     *,
     input: Any,  # noqa: A002  # as in qualms.fit
     classes: Sequence[str] | None,
-    ood: Sequence[str],
+    ood: Sequence[str | Path],
     name: str,
     out: Path | None,
     taps: Sequence[str] | None,
@@ -54,18 +55,22 @@ def fit_objects(
         raise ModelError(
             f"The model is {type(model).__name__}; accepted is a torch.nn.Module, and `qualms fit --model` takes names and files."
         )
+    if isinstance(classes, str | Path):
+        raise RecipeError(f"`classes` is {str(classes)!r}; accepted is a list of names in the order of the logits.")
+    if seed < 0:
+        raise RecipeError(f"`seed` is {seed}; accepted are 0 and larger numbers.")
     display = display or Display()
     options = FitOptions(
-        model=f"{OBJECT_PREFIX}{type(model).__name__}",
+        model=f"{OBJECT_PREFIX}{type(unwrapped(model)).__name__}",
         name=name,
-        ood=tuple(map(data_name, ood)),
+        ood=tuple(map(data_name, listed("ood", ood))),
         classes=None if classes is None else tuple(classes),
         input=options_from_object(input),
-        taps=None if taps is None else tuple(taps),
+        taps=None if taps is None else listed("taps", taps),
         logits=logits,
         target_fpr=target_fpr,
         target_risk=target_risk,
-        as_sent=tuple(as_sent),
+        as_sent=listed("as_sent", as_sent),
         form=form,
         epochs=epochs,
     )

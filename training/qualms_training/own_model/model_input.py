@@ -160,10 +160,18 @@ def _from_mapping(value: Mapping[str, Any]) -> InputOptions:
         value = {"height": height, "width": width, **{key: one for key, one in value.items() if key != "size"}}
     if unknown := [key for key in value if key not in accepted]:
         raise RecipeError(f"`input` has the key {unknown[0]!r}; accepted are size, {', '.join(accepted)}.")
-    known: dict[str, Any] = {
-        key: tuple(one) if key in ("mean", "std") and one is not None else one for key, one in value.items()
-    }
+    known: dict[str, Any] = {key: _numbers(key, one) if key in ("mean", "std") else one for key, one in value.items()}
     return InputOptions(**known)
+
+
+def _numbers(key: str, values: Any) -> tuple[float, ...] | None:
+    """One number per channel, of a list, an array or a tensor."""
+    if values is None:
+        return None
+    try:
+        return tuple(map(float, np.atleast_1d(values)))
+    except (TypeError, ValueError):
+        raise RecipeError(f"`input` has the {key} {values!r}; accepted is one number per channel.") from None
 
 
 def _sides(size: Any) -> tuple[int, int]:

@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -31,6 +32,8 @@ class InputOptions:
     def __post_init__(self) -> None:
         if (self.mean is None) != (self.std is None):
             raise RecipeError("The mean and the standard deviation of the normalisation must be given together.")
+        if (self.height is None) != (self.width is None):
+            raise RecipeError("The height and the width of the input must be given together.")
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,14 @@ class FitOptions:
     as_sent: tuple[str, ...] = ()
     form: Literal["worst", "by-size", "mixture"] = "worst"
     epochs: int = 20
+
+    def __post_init__(self) -> None:
+        for option, value in (("--target-fpr", self.target_fpr), ("--target-risk", self.target_risk)):
+            if not 0 < value < 1:
+                raise RecipeError(
+                    f"{option} (`{option[2:].replace('-', '_')}` in Python) is {value:g}; accepted are shares between 0 and 1, "
+                    "such as 0.01 for 1 %."
+                )
 
 
 def parse_options(given: Mapping[str, Any]) -> FitOptions:
@@ -106,10 +117,27 @@ def model_name(model: str) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", last.lower()).strip("-._")[:64] or "model"
 
 
-def data_name(text: str) -> str:
+def data_name(text: str | PathLike[str]) -> str:
     """The name by which data are loaded: `folder:PATH` for a folder, unchanged for the name of a data set."""
+    if isinstance(text, PathLike):
+        return f"{FOLDER_PREFIX}{fspath(text)}"
     is_folder = os.sep in text or Path(text).expanduser().is_dir()
     return f"{FOLDER_PREFIX}{text}" if is_folder and not text.startswith(FOLDER_PREFIX) else text
+
+
+def listed(name: str, values: Any) -> tuple[Any, ...]:
+    """The names or paths of an argument in Python; one alone counts as a list of one, and no other objects are accepted."""
+    values = (values,) if isinstance(values, str | PathLike) else values
+    wrong = next((one for one in values if not isinstance(one, str | PathLike)), None) if _is_list(values) else values
+    if wrong is not None:
+        raise RecipeError(
+            f"`{name}` holds an object of type {type(wrong).__name__}; accepted are names{' and folders' if name == 'ood' else ''}."
+        )
+    return tuple(values)
+
+
+def _is_list(values: Any) -> bool:
+    return isinstance(values, Sequence) or hasattr(values, "tolist")
 
 
 def _parts(text: str | None) -> tuple[str, ...] | None:

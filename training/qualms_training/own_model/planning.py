@@ -10,12 +10,12 @@ from rich.markup import escape
 from qualms.bundle.manifest import Predictor
 from qualms_training.console import Display
 from qualms_training.data import DataSource, ImageSet, load
-from qualms_training.data.class_lists import in_class_order
+from qualms_training.data.class_lists import has_numbers, in_class_order, missing_classes
 from qualms_training.data.layout import SplitPlan, find_layout, plan_splits
 from qualms_training.data.sources.npz import DOWNLOADABLE
 from qualms_training.data.sources.synthetic import SETS
 from qualms_training.data.split_sizes import HeldOut, plan_sizes
-from qualms_training.errors import DataError, ModelError, did_you_mean
+from qualms_training.errors import DataError, ModelError, QualmsError, did_you_mean
 from qualms_training.files import save_text
 from qualms_training.models import NAMES
 from qualms_training.models.channels import expected_channels
@@ -106,6 +106,10 @@ def _classes(
         return "base", base.classes, f"{logits:,} classes in the order of the model's own list of names."
     if logits == len(train.classes):
         first, last = train.classes[0], train.classes[-1]
+        others = ""
+        if base.classes is not None and len(base.classes) == logits:
+            unknown = next(name for name in train.classes if name not in base.classes)
+            others = f" The model's own names ({', '.join(base.classes[:3])}, …) are not used: {unknown!r} is not among them."
         order = "in alphabetical order"
         if all(name.isdecimal() for name in train.classes):
             is_numeric = list(train.classes) == sorted(train.classes, key=int)
@@ -114,7 +118,16 @@ def _classes(
                 if is_numeric
                 else "sorted as text, such as 10 before 2 (--classes FILE)"
             )
-        return "base", None, f"{logits:,} classes {order}, {first} to {last}: that must be the order of the logits."
+        return (
+            "base",
+            None,
+            f"{logits:,} classes {order}, {first} to {last}: that must be the order of the logits.{others}",
+        )
+    if has_numbers(train) and missing_classes(train) == ["0"] and logits == len(train.classes) - 1:
+        raise DataError(
+            f"{train.title} has labels from 1 to {logits}, and the model has {logits:,} logits: number the classes from 0, as the "
+            "logits are."
+        )
     return (
         "meta",
         None,
@@ -157,4 +170,7 @@ def plan_named(name: str, options: FitOptions, data_dir: DataSource) -> SplitPla
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
     """Write the recipe as TOML."""
-    save_text(path, recipe_text(recipe, path.parent))
+    try:
+        save_text(path, recipe_text(recipe, path.parent))
+    except OSError as error:
+        raise QualmsError(f"Recipe {path} cannot be written: {error.strerror}.") from error

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from qualms.errors import first_line
 from qualms_training.errors import ModelError
 from qualms_training.files import fingerprint, save_torch
 from qualms_training.fitting import probe
@@ -17,7 +18,8 @@ from qualms_training.fitting.loop import Hooks
 from qualms_training.models import build, count_parameters, freeze, load_weights
 from qualms_training.models.checkpoint import check_has_values
 from qualms_training.models.logits import return_logits
-from qualms_training.models.source import check_layers, load_base, uncompiled
+from qualms_training.models.source import check_layers, load_base
+from qualms_training.models.wrappers import unwrap_parts, unwrapped
 from qualms_training.stages.context import RunContext
 
 
@@ -69,14 +71,23 @@ def new_base(context: RunContext) -> nn.Module:
 
 def copied(model: nn.Module) -> nn.Module:
     """A copy on the CPU in evaluation mode, so that the user's object stays as it is."""
+    model = unwrapped(model)
     check_layers(model)
     check_has_values(model)
+    computed = {id(value): value.detach().clone() for part in model.modules() for value in _computed_tensors(part)}
     try:
-        return copy.deepcopy(uncompiled(model)).cpu().eval()
+        return unwrap_parts(copy.deepcopy(model, computed)).cpu().eval()  # copies of these objects are known
     except Exception as error:  # the user's class may raise anything
         raise ModelError(
-            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); a model must support copy.deepcopy."
+            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {first_line(error)}); a model must support "
+            "copy.deepcopy: remove attributes that do not, such as tensors of its last run in a list, locks and open files."
         ) from error
+
+
+def _computed_tensors(part: nn.Module) -> list[torch.Tensor]:
+    """Attributes of a module that its forward computed with gradients, such as its last features; copy.deepcopy refuses them."""
+    values = (*vars(part).values(), *part.buffers(recurse=False))
+    return [value for value in values if isinstance(value, torch.Tensor) and not value.is_leaf]
 
 
 def _build(context: RunContext) -> nn.Module:

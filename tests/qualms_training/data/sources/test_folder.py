@@ -1,5 +1,6 @@
 """Folders with and without class folders: sorted by name; files of file managers are ignored, other unexpected files are errors."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,14 @@ def test_a_folder_without_class_folders_is_named(tmp_path: Path) -> None:
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere does not exist"):
         read_folder(tmp_path / "nowhere", "train")
+
+
+def test_names_of_folders_that_are_not_utf_8_are_refused(pets: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    paint(pets / name / "a.png")
+    for folder in (pets, pets / name):
+        with pytest.raises(DataError, match=r"The name of folder '.*caf\\udce9' is not UTF-8"):
+            read_folder(folder, "train")
 
 
 @pytest.mark.parametrize("name", ["cat/notes.txt", "cat/noextension", "dog/movie.mp4"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from qualms.images.input_spec import InputSpec
 from qualms_training.data import dataset as dataset_module
@@ -60,9 +60,24 @@ EXPECTED = ImageSet("mine", "train", PIXELS, LABELS, ("0", "1", "2"))
         Items(list(PIXELS)),
         Items([torch.from_numpy(one.transpose(2, 0, 1).copy()) for one in PIXELS]),
         Items([Image.fromarray(one).convert("RGBA") for one in PIXELS]),
+        TensorDataset(torch.from_numpy(PIXELS), torch.from_numpy(LABELS)),
+        ([Image.fromarray(one) for one in PIXELS], LABELS.tolist()),
+        (list(PIXELS), torch.from_numpy(LABELS)),
         EXPECTED,
     ],
-    ids=["arrays", "tensors", "channels first", "PIL", "uint8", "uint8 tensors", "RGBA", "image set"],
+    ids=[
+        "arrays",
+        "tensors",
+        "channels first",
+        "PIL",
+        "uint8",
+        "uint8 tensors",
+        "RGBA",
+        "labels as tensors",
+        "lists of PIL",
+        "list of arrays",
+        "image set",
+    ],
 )
 def test_all_forms_of_the_same_images_have_the_same_pixels_and_labels(data: Any) -> None:
     images = image_set(data)
@@ -176,6 +191,12 @@ def test_an_image_folder_without_a_transform_is_read_as_files(image_folder: Path
     np.testing.assert_array_equal(pixels[0], PIXELS[0, ::-1, ::-1])
 
 
+def test_concatenated_datasets_have_the_classes_that_they_share() -> None:
+    items, other = (Items(list(PIXELS), classes=classes) for classes in (["a", "b", "c"], ["b", "a", "c"]))
+    assert image_set(ConcatDataset([items, Subset(items, [1, 4])])).classes == ("a", "b", "c")
+    assert image_set(ConcatDataset([items, other])).classes == ("0", "1", "2")
+
+
 @pytest.mark.parametrize(
     ("data", "parts"),
     [
@@ -196,7 +217,9 @@ def test_an_image_folder_without_a_transform_is_read_as_files(image_folder: Path
         ((PIXELS, LABELS[:3]), ["6 images but labels of shape (3,)"]),
         ([PIXELS[0]] * 3, ["yields uint8 arrays of shape (10, 12, 3); accepted is a pair (image, label)"]),
         (Items([]), ["has 0 images"]),
-        (iter([]), ["an iterable without length and index; accepted is a folder of class folders"]),
+        (iter([]), ["an iterable without an index; accepted is a folder of class folders"]),
+        (DataLoader(Items(list(PIXELS))), ["is of type DataLoader", "without an index: give its attribute `dataset`"]),
+        ((list(PIXELS), LABELS[:3].tolist()), ["has 6 images and 3 labels"]),
         (3, ["is of type int, not a Dataset"]),
     ],
 )

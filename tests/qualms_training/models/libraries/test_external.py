@@ -13,6 +13,7 @@ from qualms_training.errors import ExtraMissingError, ModelError
 from qualms_training.models import build
 
 SOURCE = """
+import torch
 from torch import nn
 
 def sized(classes, height, depth=1):
@@ -23,6 +24,11 @@ def bare():
 
 def broken(num_classes):
     raise ValueError(f"no {num_classes}")
+
+def compiled(classes):
+    return torch.nn.DataParallel(nn.Sequential(nn.Flatten(), torch.compile(nn.Linear(48, classes))))
+
+network = nn.Identity()
 
 def wordy(other):
     return nn.Identity()
@@ -48,12 +54,22 @@ def test_a_users_function_is_called_with_the_sizes_it_has_as_parameters(user_mod
     net = build(f"{user_module}:sized", 5, height=4, width=4)
     assert net(torch.zeros(2, 3, 4, 4)).shape == (2, 5)
     assert isinstance(build(f"{user_module}:bare", 5), nn.Identity)
+    assert isinstance(build(f"{user_module}:network", 5), nn.Identity)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
+def test_wrappers_that_compute_the_same_are_removed(user_module: str) -> None:
+    names = [name for name, _ in build(f"{user_module}:compiled", 5).named_parameters()]
+    assert names == ["1.weight", "1.bias"]
 
 
 @pytest.mark.parametrize(
     ("function", "sentence"),
     [
-        ("broken", "the function raised ValueError: no 5; it may take any of classes, num_classes, channels"),
+        (
+            "broken",
+            "the function raised ValueError: no 5; it may take any of classes, num_classes, channels, height and width",
+        ),
         ("wordy", "the function raised TypeError"),
         ("text", "the function returned str; it must return a torch.nn.Module"),
         ("sizde", "has no function 'sizde'; did you mean 'sized'"),

@@ -60,6 +60,7 @@ def test_hugging_face_sizes(
     [
         ({}, 0.5, 0.5),
         ({"do_normalize": False}, 0.0, 1.0),
+        ({"image_mean": [0.4], "image_std": 0.2}, 0.4, 0.2),
         ({"do_rescale": False, "image_mean": [127.5] * 3, "image_std": [127.5] * 3}, 0.5, 0.5),
         ({"rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [1.0] * 3}, 0.5, 0.5),
     ],

@@ -29,6 +29,7 @@ def read_class_folders(top: Path, name: str, split: str) -> ImageSet:
     classes = _class_folders(top)
     paths, labels = [], []
     for label, folder in enumerate(classes):
+        check_name(folder)
         images = list(_images(folder))
         if not images:
             raise DataError(f"Class folder {folder} has no images; remove it or add images ({', '.join(SUFFIXES)}).")
@@ -40,8 +41,19 @@ def read_class_folders(top: Path, name: str, split: str) -> ImageSet:
 
 def check_folder(root: Path) -> None:
     """DataError if there is no such folder."""
+    check_name(root)
     if not root.is_dir():
         raise DataError(f"Data folder {root} does not exist; a folder with one folder of images per class is needed.")
+
+
+def check_name(path: Path) -> None:
+    """DataError if a path is not UTF-8, in which manifests and recipes are written."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise DataError(
+            f"The name of folder {str(path)!r} is not UTF-8, as names from old archives may be; rename it."
+        ) from None
 
 
 def has_images(root: Path) -> bool:

@@ -4,6 +4,7 @@ Images are preprocessed as the service does it, so they are given as they are st
 normalisation. Nothing of torch is imported: a Dataset is anything with a length that yields (image, label).
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
@@ -33,10 +34,11 @@ def as_image_set(data: Any, *, name: str, split: str, spec: InputSpec | None = N
     """The images and labels of `data` under a name and a split.
 
     data: a folder (str or Path) or NAME-SPLIT.npz file, a pair (images, labels) of arrays, uint8 (N, H, W) or (N, H, W, C) and
-    integers (N,), a Dataset that yields (image, label) with a PIL image or uint8 pixels (H, W), (H, W, C) or (C, H, W), a
-    `torch.utils.data.Subset` of one, or an `ImageSet`. spec: the model's input; its colour decides between (H, W, C) and
-    (C, H, W) where both are possible. Images of a Dataset are read when they are used, one at a time, because a Dataset need not
-    be thread-safe; those of torchvision's ImageFolder without a transform are read as files, on all cores.
+    integers (N,), a pair of lists of what a Dataset yields, a Dataset that yields (image, label) with a PIL image or uint8
+    pixels (H, W), (H, W, C) or (C, H, W), a `torch.utils.data.Subset` of one, or an `ImageSet`. spec: the model's input; its
+    colour decides between (H, W, C) and (C, H, W) where both are possible. Images of a Dataset are read when they are used, one
+    at a time, because a Dataset need not be thread-safe; those of torchvision's ImageFolder without a transform are read as
+    files, on all cores.
     """
     title = f"Data set {name!r} (split {split!r})"
     if isinstance(data, ImageSet):
@@ -46,12 +48,32 @@ def as_image_set(data: Any, *, name: str, split: str, spec: InputSpec | None = N
         return ImageSet(name, split, images.images, images.labels, images.classes)
     if isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[0], "shape"):
         return _from_arrays(title, name, split, data[0], data[1])
+    if _is_pair_of_lists(data):
+        if len(data[0]) != len(data[1]):
+            raise DataError(
+                f"{title} has {len(data[0])} images and {len(data[1])} labels; accepted is one label per image."
+            )
+        data = list(zip(*data, strict=True))
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        kind = "an iterable without length and index" if hasattr(data, "__iter__") else "not a Dataset"
+        kind = "an iterable without an index" if hasattr(data, "__iter__") else "not a Dataset"
+        if hasattr(data, "dataset"):
+            kind += ": give its attribute `dataset`"
         raise DataError(f"{title} is of type {type(data).__name__}, {kind}; accepted is {_ACCEPTED}.")
-    if not len(data):
+    if len(data) == 0:
         raise DataError(f"{title} has 0 images; at least 1 is needed.")
     return _from_dataset(title, name, split, data, spec)
+
+
+def _is_pair_of_lists(data: Any) -> bool:
+    """Whether `data` is a list of images and their labels, rather than a Dataset of two pairs (image, label)."""
+    if not (isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], list | tuple) and data[0]):
+        return False
+    labels = data[1]
+    return _is_image(data[0][0]) and hasattr(labels, "__len__") and bool(len(labels)) and not _is_image(labels[0])
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, Image.Image) or len(getattr(value, "shape", ())) > 1
 
 
 class DatasetImages:
@@ -125,10 +147,18 @@ def _from_dataset(title: str, name: str, split: str, dataset: Any, spec: InputSp
     source = DatasetImages(dataset, title, spec)
     source[0]  # an unusable kind of image is reported before all labels are read
     labels = _as_labels(title, np.asarray(_labels(title, whole, indices, source)))
-    given = getattr(whole, "classes", None)
-    classes = tuple(map(str, given)) if isinstance(given, list | tuple) and given else _default_classes(labels)
+    classes = _class_names(whole) or _default_classes(labels)
     paths = _paths(whole, indices)
     return ImageSet(name, split, source if paths is None else paths, labels, classes)
+
+
+def _class_names(dataset: Any) -> tuple[str, ...]:
+    """The names of a dataset's classes, or those that all parts of a concatenation share; empty if it has none."""
+    if _is_of(dataset, "torch.utils.data.dataset", "__getitem__") and hasattr(dataset, "datasets"):
+        shared = {_class_names(_unwrapped(part)[0]) for part in dataset.datasets}
+        return shared.pop() if len(shared) == 1 else ()
+    given = getattr(dataset, "classes", None)
+    return tuple(map(str, given)) if isinstance(given, list | tuple) else ()
 
 
 def _unwrapped(dataset: Any) -> tuple[Any, NDArray[np.int64]]:
@@ -160,8 +190,8 @@ def _labels(title: str, whole: Any, indices: NDArray[np.int64], source: DatasetI
             if all(np.array_equal(listed[index], source.item(index)[1]) for index in checked):
                 return listed
     labels = [source.item(index)[1] for index in range(len(source))]
-    if any(np.size(label) != 1 for label in labels):
-        shape = next(tuple(np.shape(label)) for label in labels if np.size(label) != 1)
+    shapes = {tuple(np.shape(label)) for label in labels}  # np.size takes the method of a tensor for its size
+    if shape := next((one for one in shapes if math.prod(one) != 1), None):
         raise DataError(
             f"{title} yields labels of shape {shape}; accepted is one integer per image, such as label.argmax() of a "
             "one-hot vector."

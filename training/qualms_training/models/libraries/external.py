@@ -15,6 +15,7 @@ from torch import nn
 from qualms_training.errors import ExtraMissingError, ModelError, QualmsError, did_you_mean
 from qualms_training.models.libraries.hub import HUB, hub_failure, hub_or_cache
 from qualms_training.models.libraries.torchvision_compat import import_torchvision
+from qualms_training.models.wrappers import unwrap_parts, unwrapped
 
 
 def torchvision_models(name: str) -> ModuleType:
@@ -93,23 +94,30 @@ def from_timm(name: str, classes: int | None, channels: int | None) -> nn.Module
 
 
 def from_function(spec: str, sizes: Mapping[str, int]) -> nn.Module:
-    """The model that `package.module:function` returns, called with those of `sizes` that are its parameters."""
+    """The model that `package.module:function` returns, called with those of `sizes` that are its parameters.
+
+    The function may also be a network itself.
+    """
     function = find_function(spec)
     try:
-        parameters = inspect.signature(function).parameters
-        model = function(**{name: size for name, size in sizes.items() if name in parameters})
+        parameters = {} if isinstance(function, nn.Module) else inspect.signature(function).parameters
+        model = (
+            function
+            if isinstance(function, nn.Module)
+            else function(**{name: size for name, size in sizes.items() if name in parameters})
+        )
     except QualmsError:  # raised by a function of this package, with a sentence of its own
         raise
     except Exception as error:  # the user's code may raise anything
         raise ModelError(
-            f"Model {spec!r}: the function raised {type(error).__name__}: {error}; it may take any of "
-            f"{', '.join(sizes)} and must return a torch.nn.Module."
+            f"Model {spec!r}: the function raised {type(error).__name__}: {' '.join(str(error).split())}; it may take any of "
+            "classes, num_classes, channels, height and width (--size), and must return a torch.nn.Module."
         ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"Model {spec!r}: the function returned {type(model).__name__}; it must return a torch.nn.Module."
         )
-    return model
+    return unwrap_parts(unwrapped(model))
 
 
 def find_function(spec: str) -> Callable[..., object]:

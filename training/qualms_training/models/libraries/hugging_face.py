@@ -76,7 +76,12 @@ def input_defaults(name: str) -> InputDefaults | None:
         raise ModelError(f"File {str(file)!r} is not JSON ({first_line(error)}).") from error
     if not isinstance(config, dict):
         raise ModelError(f"File {str(file)!r} must hold an object, not {type(config).__name__}.")
-    return from_hugging_face_config(config)
+    try:
+        return from_hugging_face_config(config)
+    except (TypeError, ValueError, KeyError) as error:  # values of other types, or too few of them
+        raise ModelError(
+            f"File {str(file)!r} has a size, image_mean, image_std or other value that is not usable ({first_line(error)})."
+        ) from error
 
 
 def _file(name: str, file: str) -> Path | None:

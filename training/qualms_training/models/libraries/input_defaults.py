@@ -185,5 +185,7 @@ def _floats(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _colours(values: float | Sequence[float]) -> tuple[float, float, float]:
-    red, green, blue = (values,) * 3 if isinstance(values, int | float) else values
+    """Three numbers, of which a configuration may give one: grey models have one."""
+    numbers = (values,) if isinstance(values, int | float) else tuple(values)
+    red, green, blue = 3 * numbers if len(numbers) == 1 else numbers
     return float(red), float(green), float(blue)
