@@ -22,6 +22,7 @@ from qualms_training.data.lazy_images import Pixels
 from qualms_training.errors import ModelError
 from qualms_training.files import fingerprint
 from qualms_training.meta.extractor import Extractor
+from qualms_training.models.libraries.external import make_torchvision_importable
 
 _PACKAGES = ("qualms", "torch", "torchvision", "numpy", "pillow")
 """packages that determine the features"""
@@ -75,6 +76,7 @@ class _OpenExtractor:
         device = torch.device("cuda" if self.cluster.gpus else "cpu")
         with suppress(OSError):  # relative paths are those of the command
             os.chdir(self.folder)
+        make_torchvision_importable()  # the base may be one of its classes
         extractor, images = self.ray.get([self.model, self.images])
         extractor = extractor.to(device).eval()
 
