@@ -47,6 +47,27 @@ def opener(base: torch.nn.Module, tap: str, images: object) -> _OpenExtractor:
     return _OpenExtractor(Store(), pickle.dumps(extractor), pickle.dumps(images), ClusterOptions(), {}, ".")
 
 
+_decoded: list[int] = []
+
+
+def record(index: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+    _decoded.append(index)
+    return read(index)
+
+
+def test_a_node_decodes_only_the_images_of_its_batches_because_others_have_the_next_ones() -> None:
+    base = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.Flatten())
+    run = opener(base, "0", LazyImages(record, np.arange(9), (2, 2, 1), str)).open()
+    threads = torch.get_num_threads()
+    try:
+        logits, taps = run(slice(3, 6))
+        assert logits.shape == (3, 8)
+        assert np.array_equal(run(slice(3, 6))[1], taps)
+    finally:
+        torch.set_num_threads(threads)
+    assert sorted(_decoded) == [3, 3, 4, 4, 5, 5]
+
+
 def test_a_node_opens_a_network_of_torchvision_also_with_a_wheel_for_another_torch() -> None:
     network = import_torchvision().models.resnet18(num_classes=3)
     data = pickle.dumps(opener(network, "layer4", np.zeros((2, 32, 32, 3), np.uint8)))

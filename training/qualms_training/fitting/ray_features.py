@@ -82,7 +82,9 @@ class _OpenExtractor:
 
         @torch.inference_mode()
         def run(rows: slice) -> _Arrays:
-            pixels = np.array(images[rows])  # a copy, because arrays in the object store cannot be written to
+            # By positions: of a slice, `LazyImages` decodes the next images as well, which other nodes get. Of an array in the
+            # object store, which cannot be written to, this is a copy.
+            pixels = images[np.arange(rows.start, rows.stop)]
             logits, taps = extractor(torch.from_numpy(pixels).to(device))
             return [values.float().cpu().numpy() for values in (logits, *taps)]
 
