@@ -88,7 +88,9 @@ def _blocks(results: Any) -> Iterator[Any]:
             raise cause from error
         named = _NAMED.findall(str(error))
         reason = named[-1].rstrip(" .") if named else first_line(error)
-        raise ClusterError(f"The work on the Ray cluster failed: {reason}.") from error
+        raise ClusterError(
+            f"The work on the Ray cluster failed: {reason}; run the same command again to continue."
+        ) from error
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -1,5 +1,6 @@
 """A cluster that cannot be used is one sentence, and nothing is written; Ray is not imported until it is needed."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -118,6 +119,21 @@ def test_a_cluster_that_does_not_start_here_is_one_sentence(monkeypatch: pytest.
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(ClusterError, match="^Ray cannot start a cluster on this machine: The current .* startup. Run"):
         connected("local").__enter__()
+
+
+def test_tasks_that_need_too_much_memory_are_not_repeated_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    during: dict[str, str] = {}
+
+    def init(**_: object) -> None:
+        during.update(os.environ)
+
+    monkeypatch.setenv("RAY_task_oom_retries", "")  # restored after the test, whatever is set in between
+    monkeypatch.delenv("RAY_task_oom_retries")
+    monkeypatch.setattr(ray, "init", init)
+    with connected("local"):
+        assert int(during["RAY_task_oom_retries"]) == 10
 
 
 def test_nodes_with_other_versions_are_refused() -> None:

@@ -129,4 +129,4 @@ class Failing:
 def test_an_error_of_ray_is_one_sentence_with_its_cause(text: str, reason: str) -> None:
     with pytest.raises(ClusterError) as caught:
         next(_blocks(Failing(text)))
-    assert str(caught.value) == f"The work on the Ray cluster failed: {reason}."
+    assert str(caught.value) == f"The work on the Ray cluster failed: {reason}; run the same command again to continue."
