@@ -60,8 +60,13 @@ def connected(address: str | None = None) -> Iterator[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # it prints stack traces at SIGTERM
     os.environ.setdefault("RAY_task_oom_retries", str(_OOM_RETRIES))
-    import ray  # noqa: PLC0415  # an extra
-    import ray.data  # noqa: PLC0415
+    try:
+        import ray  # noqa: PLC0415  # an extra
+        import ray.data  # noqa: PLC0415
+    except ImportError as error:  # Ray alone is there, without what its data library needs
+        raise ExtraMissingError(
+            f"--engine ray needs Ray Data ({first_line(error)}): run pip install 'qualms[ray]'."
+        ) from error
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors are raised, too
     try:

@@ -63,6 +63,14 @@ def test_a_missing_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
         connected("127.0.0.1:1").__enter__()
 
 
+def test_ray_without_its_data_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray.data", None)  # as if one of its dependencies were missing
+    with pytest.raises(
+        ExtraMissingError, match=r"^--engine ray needs Ray Data \(.*\): run pip install 'qualms\[ray\]'\.$"
+    ):
+        connected("local").__enter__()
+
+
 def test_an_unreachable_cluster_leaves_no_files(bundle_file: Path, tmp_path: Path) -> None:
     images = tmp_path / "images"
     images.mkdir()
