@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 _NAME = re.compile(r"(?P<service>\w+?)_PORT(?:_(?P<port>\d+)_(?P<protocol>TCP|UDP|SCTP))?")
 _URL = re.compile(r"(?P<protocol>tcp|udp|sctp)://(?P<address>[\d.]+|\[[\da-f:.]+\]):(?P<port>[1-9]\d{0,4})")
-_NAMED_PORT = "_SERVICE_PORT_"
+_NAMED_PORT = re.compile("(?=_SERVICE_PORT_.)")
 
 
 class _Endpoint(NamedTuple):
@@ -36,9 +36,9 @@ def service_links(environment: Mapping[str, str], prefix: str) -> set[str]:
             endpoints.add(endpoint)
     expected = {pair for endpoint in endpoints for pair in _other_variables(endpoint)}
     for name, value in candidates.items():
-        service, named, port_name = name.partition(_NAMED_PORT)
-        is_named_port = bool(named and port_name) and (f"{service}_SERVICE_PORT", value) in expected
-        if (name, value) in expected or is_named_port:
+        # Services and ports may themselves be called service-port, so every occurrence counts.
+        ports = (name[: found.start()] + "_SERVICE_PORT" for found in _NAMED_PORT.finditer(name))
+        if (name, value) in expected or any((port, value) in expected for port in ports):
             links.add(name)
     return links
 

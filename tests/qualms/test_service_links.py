@@ -28,6 +28,12 @@ def test_variables_of_a_service_whose_name_begins_with_qualms_are_recognised() -
     assert links(**renamed) == set(renamed)
 
 
+def test_a_service_and_a_port_called_service_port_are_recognised() -> None:
+    renamed = {name.replace("QUALMS_", "QUALMS_SERVICE_PORT_", 1): value for name, value in LINKS.items()}
+    renamed["QUALMS_SERVICE_PORT_SERVICE_PORT_SERVICE_PORT"] = "8000"
+    assert links(**renamed) == set(renamed)
+
+
 def test_a_port_that_the_manifest_sets_does_not_hide_the_other_variables() -> None:
     """Variables in a manifest replace service links of the same name."""
     assert links(**{**LINKS, "QUALMS_PORT": "9000"}) == set(LINKS) - {"QUALMS_PORT"}

@@ -16,6 +16,8 @@ from qualms.errors import ExtraMissingError, QualmsError, first_line
 
 ADDRESS = "RAY_ADDRESS"
 """the environment variable of Ray that names the cluster; jobs of `ray job submit` have it"""
+_OOM_RETRIES = 10
+"""of a task that Ray ends because its node has too little memory, with pauses of up to a minute; Ray's default is no limit"""
 _TCP_SECONDS, _CONNECT_SECONDS = 10.0, 60.0
 _WHERE = "start one with `ray start --head`, or name its address, HOST:PORT, by --address or RAY_ADDRESS"
 
@@ -57,8 +59,14 @@ def connected(address: str | None = None) -> Iterator[Any]:
     _check(address)  # before the import, which takes seconds
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # it prints stack traces at SIGTERM
-    import ray  # noqa: PLC0415  # an extra
-    import ray.data  # noqa: PLC0415
+    os.environ.setdefault("RAY_task_oom_retries", str(_OOM_RETRIES))
+    try:
+        import ray  # noqa: PLC0415  # an extra
+        import ray.data  # noqa: PLC0415
+    except ImportError as error:  # Ray alone is there, without what its data library needs
+        raise ExtraMissingError(
+            f"--engine ray needs Ray Data ({first_line(error)}): run pip install 'qualms[ray]'."
+        ) from error
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors are raised, too
     try:

@@ -10,6 +10,7 @@ import logging
 import pickle
 import re
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
@@ -87,7 +88,9 @@ def _blocks(results: Any) -> Iterator[Any]:
             raise cause from error
         named = _NAMED.findall(str(error))
         reason = named[-1].rstrip(" .") if named else first_line(error)
-        raise ClusterError(f"The work on the Ray cluster failed: {reason}.") from error
+        raise ClusterError(
+            f"The work on the Ray cluster failed: {reason}; run the same command again to continue."
+        ) from error
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -104,9 +107,30 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 _NAMED = re.compile(r"^(?!ray\.)[\w.]*(?:Error|Exception): .+", re.MULTILINE)
 """the line of a stack trace with the error itself; Ray adds errors of its own and advice"""
+_ATTEMPTS = 6
+"""of a task; Ray itself would begin a task whose process is killed again without end"""
 _log = logging.getLogger(__name__)
 _opened: dict[str, Callable[[Any], Any]] = {}
 """the function of this process; another one replaces it"""
+
+
+def _check_attempts() -> None:
+    """ClusterError if this task was begun too often."""
+    if _attempt() > _ATTEMPTS:
+        raise ClusterError(
+            f"A task was begun {_ATTEMPTS} times, and each time its process was killed or its node was lost, perhaps because there "
+            "is not enough memory; run the same command again to continue, with more --cpus-per-model, so that fewer models share "
+            "a node."
+        )
+
+
+def _attempt() -> int:
+    """The number of times that the current task was begun; 1 outside of Ray, or if this Ray does not count."""
+    worker: Any = sys.modules.get("ray._private.worker")  # there is no public way
+    count = getattr(
+        getattr(worker and worker.global_worker, "core_worker", None), "get_current_task_attempt_number", None
+    )
+    return 1 if count is None else 1 + int(count())
 
 
 def _run(block: Any, opener: Opener[Any, Any]) -> Any:
@@ -117,6 +141,7 @@ def _run(block: Any, opener: Opener[Any, Any]) -> Any:
     for value in block["task"]:
         number, task = pickle.loads(value.as_py())
         try:
+            _check_attempts()
             if opener.key not in _opened:
                 _opened.clear()
                 _opened[opener.key] = opener.open()

@@ -36,12 +36,12 @@ def cloud_items(
     `in_order` sorts texts by their bytes, with a fixed amount of memory.
     """
     system, path = _open(uri)
-    from pyarrow import fs  # noqa: PLC0415  # an extra
+    from pyarrow import ArrowException, fs  # noqa: PLC0415  # an extra
 
     try:
         (info,) = system.get_file_info([path])
         if info.type == fs.FileType.NotFound:
-            raise ScoreError(f"There is no file or folder {uri}.")
+            raise ScoreError(f"There is no file or folder {_shown(uri)}.")
         if info.type != fs.FileType.Directory:
             yield _item(uri, path, path, info.size, info.mtime_ns)
             return
@@ -50,23 +50,26 @@ def cloud_items(
         for line in in_order(found):
             name, size, stamp = line.split("\0")
             yield _item(uri, path, name, int(size), int(stamp))
-    except OSError as error:
-        raise ScoreError(f"{uri} cannot be listed: {_reason(error)}.") from None
+    except (OSError, ArrowException) as error:
+        raise ScoreError(f"{_shown(uri)} cannot be listed: {_reason(error)}.") from None
 
 
 def read_cloud_file(uri: str) -> bytes:
     """The bytes of a file; ImageError if it cannot be read or is too large."""
     try:
         system, path = _open(uri)
+    except ScoreError as error:
+        raise ImageError(str(error)) from None
+    from pyarrow import ArrowException  # noqa: PLC0415  # an extra
+
+    try:
         with system.open_input_file(path) as file:
             size = file.size()
             if size > MAX_IMAGE_BYTES:
                 raise ImageError(too_large(size), reason="too_large")
             data: bytes = file.read()
-    except OSError as error:
+    except (OSError, ArrowException) as error:
         raise ImageError(f"The file cannot be read: {_reason(error)}.") from None
-    except ScoreError as error:
-        raise ImageError(str(error)) from None
     return data
 
 
@@ -91,6 +94,12 @@ def _item(uri: str, root: str, path: str, size: int | None, stamp: int | None) -
     return Item(f"{parts.scheme}://{path}", source, "cloud", size or 0, stamp or 0)
 
 
+def _shown(uri: str) -> str:
+    """A URI for messages: without the password that it may contain."""
+    parts = urlsplit(uri)
+    return uri if parts.password is None else parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
 def _open(uri: str) -> tuple[Any, str]:
     """The file system and the path in it."""
     parts = urlsplit(uri)
@@ -99,7 +108,7 @@ def _open(uri: str) -> tuple[Any, str]:
     except ImportError:
         raise ExtraMissingError(f"{parts.scheme}:// needs pyarrow: run pip install 'qualms[parquet]'.") from None
     except (OSError, ValueError, NotImplementedError) as error:
-        raise ScoreError(f"{uri} cannot be opened: {_reason(error)}.") from None
+        raise ScoreError(f"{_shown(uri)} cannot be opened: {_reason(error)}.") from None
     return system, (root.rstrip("/") + unquote(parts.path)).rstrip("/") or "/"
 
 

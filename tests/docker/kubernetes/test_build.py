@@ -8,6 +8,7 @@ from tests.docker.kubernetes.manifests import (
     COMPONENTS,
     KUBERNETES,
     OVERLAYS,
+    Manifest,
     build_overlay,
     build_text,
     build_with_model,
@@ -136,6 +137,15 @@ def test_every_example_of_the_readme_builds(tmp_path: Path, text: str) -> None:
     given = yaml.safe_load(text)
     assert {manifest["metadata"]["namespace"] for manifest in manifests} == {given["namespace"]}
     assert container(manifests)["image"].startswith(given["images"][0]["newName"])
+    assert {image.partition("@")[0] for image in images_of(pod(manifests))} == {
+        one["newName"] for one in given["images"]
+    }
+
+
+def images_of(spec: Manifest) -> list[str]:
+    """The images of all containers and volumes."""
+    images = [one["image"] for one in (*spec["containers"], *spec.get("initContainers", []))]
+    return images + [volume["image"]["reference"] for volume in spec["volumes"] if "image" in volume]
 
 
 def test_every_path_in_the_readme_exists() -> None:

@@ -1,6 +1,7 @@
 """Compose and Kubernetes run the same service: settings, ports, user, resources and time to stop."""
 
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,34 @@ def test_settings_with_a_value_are_those_of_compose() -> None:
 def test_only_the_device_differs_on_a_gpu_because_a_rollout_should_stop() -> None:
     assert default_of(COMPOSE_GPU["environment"]["QUALMS_DEVICE"]) == "auto"
     assert settings_of("gpu") == {**settings_of("base"), "QUALMS_DEVICE": "cuda"}
+
+
+def test_the_driver_of_a_gpu_writes_no_kernels_to_tmp_because_a_pod_with_a_full_volume_is_evicted() -> None:
+    assert {"name": "CUDA_CACHE_DISABLE", "value": "1"} in container(build_overlay("gpu"))["env"]
+    assert re.search(r"^ENV .*\bHOME=/tmp\b", DOCKERFILE, re.MULTILINE)
+    (tmp,) = [volume for volume in pod(build_overlay("gpu"))["volumes"] if volume["name"] == "tmp"]
+    assert "sizeLimit" in tmp["emptyDir"]
+
+
+def test_the_download_fits_into_its_volume_and_into_the_disk_of_its_pod(tmp_path: Path) -> None:
+    spec = pod(build_with_model(tmp_path, "model-download"))
+    sizes = {
+        volume["name"]: mebibytes(volume["emptyDir"]["sizeLimit"]) for volume in spec["volumes"] if "emptyDir" in volume
+    }
+    assert max_model_bytes() / 2**20 < sizes["model"]
+    for one in (*spec["containers"], *spec["initContainers"]):
+        assert sum(sizes.values()) < mebibytes(one["resources"]["limits"]["ephemeral-storage"])
+
+
+def max_model_bytes() -> int:
+    """The largest model that the program of the init container accepts."""
+    path = KUBERNETES / "components" / "model-download" / "fetch_model.py"
+    return int(runpy.run_path(str(path))["MAX_BYTES"])
+
+
+def mebibytes(text: str) -> int:
+    assert text.endswith("Mi")
+    return int(text.removesuffix("Mi"))
 
 
 def test_images_are_those_of_compose() -> None:

@@ -62,6 +62,21 @@ def test_an_earlier_file_is_replaced_and_left_alone_if_the_new_one_is_wrong(tmp_
     assert (tmp_path / "model.onnx").read_bytes() == MODEL
 
 
+def test_a_correct_file_is_kept_without_a_download_because_two_copies_may_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(MODEL)
+    assert fetch(tmp_path, MODEL_URL="http://127.0.0.1:1/no-server", MODEL_SHA256=DIGEST) == (0, "")
+    assert (tmp_path / "model.onnx").read_bytes() == MODEL
+
+
+@pytest.mark.parametrize(
+    "url", ["https://[::1/model", "https://127.0.0.1:port/model", "https://", "http://127.0.0.1:1/é"]
+)
+def test_a_malformed_url_is_one_sentence(tmp_path: Path, url: str) -> None:
+    code, printed = fetch(tmp_path, MODEL_URL=url, MODEL_SHA256=DIGEST, LC_ALL="C.UTF-8")
+    assert (code, printed.count("\n")) == (1, 1)
+    assert printed.startswith(f"fetch_model: {url} cannot be fetched: ")
+
+
 @pytest.mark.parametrize(
     ("path", "variables", "message"),
     [

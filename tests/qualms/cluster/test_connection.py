@@ -1,5 +1,6 @@
 """A cluster that cannot be used is one sentence, and nothing is written; Ray is not imported until it is needed."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -62,6 +63,14 @@ def test_a_missing_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
         connected("127.0.0.1:1").__enter__()
 
 
+def test_ray_without_its_data_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray.data", None)  # as if one of its dependencies were missing
+    with pytest.raises(
+        ExtraMissingError, match=r"^--engine ray needs Ray Data \(.*\): run pip install 'qualms\[ray\]'\.$"
+    ):
+        connected("local").__enter__()
+
+
 def test_an_unreachable_cluster_leaves_no_files(bundle_file: Path, tmp_path: Path) -> None:
     images = tmp_path / "images"
     images.mkdir()
@@ -118,6 +127,21 @@ def test_a_cluster_that_does_not_start_here_is_one_sentence(monkeypatch: pytest.
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(ClusterError, match="^Ray cannot start a cluster on this machine: The current .* startup. Run"):
         connected("local").__enter__()
+
+
+def test_tasks_that_need_too_much_memory_are_not_repeated_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    during: dict[str, str] = {}
+
+    def init(**_: object) -> None:
+        during.update(os.environ)
+
+    monkeypatch.setenv("RAY_task_oom_retries", "")  # restored after the test, whatever is set in between
+    monkeypatch.delenv("RAY_task_oom_retries")
+    monkeypatch.setattr(ray, "init", init)
+    with connected("local"):
+        assert int(during["RAY_task_oom_retries"]) == 10
 
 
 def test_nodes_with_other_versions_are_refused() -> None:

@@ -1,14 +1,20 @@
 """The work of a node on its tasks; the whole pipeline is tested in tests/qualms/score/test_ray_executor.py."""
 
+import os
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import pyarrow
 import pytest
+from tests.qualms.cluster.ray_nodes import ROOT, nodes
 
+from qualms.cluster import ordered_map
 from qualms.cluster.connection import ClusterError
 from qualms.cluster.ordered_map import _blocks, _run
 from qualms.errors import BundleError
@@ -55,6 +61,51 @@ def test_an_unexpected_error_is_a_result_that_names_the_node() -> None:
     assert re.match(r"The work failed on node \S+: TypeError: '<' not supported .*'int'\.$", str(error))
 
 
+@pytest.mark.parametrize(("attempt", "failed"), [(6, False), (7, True)])
+def test_a_task_whose_processes_are_killed_again_and_again_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, attempt: int, failed: bool
+) -> None:
+    monkeypatch.setattr(ordered_map, "_attempt", lambda: attempt)
+    ((_, result),) = results(Doubles("attempts", []), 4)
+    assert isinstance(result, ClusterError) == failed
+    assert failed or result == 8
+
+
+CRASHING = """
+import os
+from qualms.cluster.connection import ClusterError, ClusterOptions, connected
+from qualms.cluster.ordered_map import ordered_map
+
+class Crashing:
+    key = "crashing"
+    def open(self):
+        return lambda task: os._exit(1) if task == 2 else task
+
+with connected() as ray:
+    try:
+        for result in ordered_map(ray, range(9), Crashing(), ClusterOptions()):
+            print(result)
+    except ClusterError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'qualms[ray]'")
+@pytest.mark.slow
+def test_a_task_that_ends_its_process_each_time_ends_the_run_though_ray_would_repeat_it_without_end() -> None:
+    with nodes(1) as cluster:
+        done = subprocess.run(
+            [sys.executable, "-c", CRASHING],
+            env={**os.environ, "RAY_ADDRESS": cluster.address},
+            capture_output=True, text=True, check=True, timeout=300, cwd=ROOT,
+        )  # fmt: skip
+    first, second, error = [line for line in done.stdout.splitlines() if "(raylet)" not in line]
+    assert (first, second) == ("0", "1")
+    assert re.match(
+        "A task was begun 6 times, and each time its process was killed .* run the same command again", error
+    )
+
+
 class Failing:
     def __init__(self, text: str) -> None:
         self._text = text
@@ -78,4 +129,4 @@ class Failing:
 def test_an_error_of_ray_is_one_sentence_with_its_cause(text: str, reason: str) -> None:
     with pytest.raises(ClusterError) as caught:
         next(_blocks(Failing(text)))
-    assert str(caught.value) == f"The work on the Ray cluster failed: {reason}."
+    assert str(caught.value) == f"The work on the Ray cluster failed: {reason}; run the same command again to continue."

@@ -117,6 +117,7 @@ def test_images_of_a_bucket_are_listed_in_order_and_read(store: str, tmp_path: P
         ("closed/a", "cannot be listed: permission denied."),
         ("missing/a", "There is no file or folder|there is no such"),
         ("open/none", "There is no file or folder s3://open/none"),
+        ("open/a//b", "s3://open/a//b.* cannot be listed: Empty path component in path open/a//b."),
     ],
 )
 def test_a_bucket_that_cannot_be_read_is_one_sentence_and_leaves_no_files(
@@ -135,6 +136,18 @@ def test_a_file_that_cannot_be_read_is_an_error_of_its_row(store: str) -> None:
         read_cloud_file(f"s3://closed/1.png{store}")
     with pytest.raises(ImageError, match="^The file cannot be read: "):
         read_cloud_file(f"s3://open/none.png{store}")
+    with pytest.raises(ImageError, match="^The file cannot be read: Empty path component in path open/a//1.png.$"):
+        read_cloud_file(f"s3://open/a//1.png{store}")
+
+
+@pytest.mark.parametrize("path", ["closed/a", "open/none", "open/a//b"])
+def test_a_password_in_a_uri_is_not_in_messages(store: str, tmp_path: Path, path: str) -> None:
+    with pytest.raises(ScoreError, match=f"s3://{path}") as caught:
+        items(f"s3://id:password@{path}{store}", tmp_path)
+    assert "password" not in str(caught.value)
+    with pytest.raises(ImageError) as unreadable:
+        read_cloud_file("s3://id:password@open/1.png?unknown=1")
+    assert "password" not in str(unreadable.value)
 
 
 def test_files_by_uri_have_the_rows_of_files_by_path(bundle: Bundle, images: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from qualms_training.data.lazy_images import Pixels
 from qualms_training.errors import ModelError
 from qualms_training.files import fingerprint
 from qualms_training.meta.extractor import Extractor
+from qualms_training.models.libraries.external import make_torchvision_importable
 
 _PACKAGES = ("qualms", "torch", "torchvision", "numpy", "pillow")
 """packages that determine the features"""
@@ -75,12 +76,15 @@ class _OpenExtractor:
         device = torch.device("cuda" if self.cluster.gpus else "cpu")
         with suppress(OSError):  # relative paths are those of the command
             os.chdir(self.folder)
+        make_torchvision_importable()  # the base may be one of its classes
         extractor, images = self.ray.get([self.model, self.images])
         extractor = extractor.to(device).eval()
 
         @torch.inference_mode()
         def run(rows: slice) -> _Arrays:
-            pixels = np.array(images[rows])  # a copy, because arrays in the object store cannot be written to
+            # By positions: of a slice, `LazyImages` decodes the next images as well, which other nodes get. Of an array in the
+            # object store, which cannot be written to, this is a copy.
+            pixels = images[np.arange(rows.start, rows.stop)]
             logits, taps = extractor(torch.from_numpy(pixels).to(device))
             return [values.float().cpu().numpy() for values in (logits, *taps)]
 

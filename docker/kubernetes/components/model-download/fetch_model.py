@@ -2,7 +2,8 @@
 
     MODEL_URL=https://… MODEL_SHA256=… python3 fetch_model.py /models/model.onnx
 
-The file appears under its name only when it is complete and correct. MODEL_MAX_BYTES limits its size.
+The file appears under its name only when it is complete and correct. MODEL_MAX_BYTES limits its size. A correct file that is there
+already is kept, as init containers may run again: a second copy beside it could exceed the size limit of the volume.
 """
 
 import hashlib
@@ -28,6 +29,8 @@ def fetch(url: str, digest: str, path: Path, max_bytes: int) -> None:
         raise FetchError(f"MODEL_URL is {url!r}; it should begin with https:// or http://.")
     if not re.fullmatch("[0-9a-f]{64}", digest):
         raise FetchError(f"MODEL_SHA256 is {digest!r}; it should be 64 hexadecimal digits in lower case.")
+    if path.exists() and _digest(path) == digest:
+        return
     partial = path.with_name(path.name + ".part")
     try:
         received = _download(url, partial, max_bytes)
@@ -36,6 +39,11 @@ def fetch(url: str, digest: str, path: Path, max_bytes: int) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _download(url: str, path: Path, max_bytes: int) -> str:
@@ -50,9 +58,9 @@ def _download(url: str, path: Path, max_bytes: int) -> str:
                     raise FetchError(f"{url} is larger than MODEL_MAX_BYTES, {max_bytes}.")
                 hasher.update(chunk)
                 file.write(chunk)
-    except (OSError, HTTPException) as error:
+    except (OSError, HTTPException, ValueError) as error:  # ValueError: the URL, for example its port, is malformed
         raise FetchError(f"{url} cannot be fetched: {error}.") from None
-    if expected is not None and size != int(expected):
+    if expected is not None and expected.isdecimal() and size != int(expected):
         raise FetchError(f"{url} ended after {size} of {expected} bytes.")
     return hasher.hexdigest()
 
@@ -68,7 +76,7 @@ def main() -> int:
     except FetchError as error:
         print(f"fetch_model: {error}", file=sys.stderr)
         return 1
-    print(f"fetch_model: {url} has the expected SHA-256 {digest}.")
+    print(f"fetch_model: {sys.argv[1]} from {url} has the expected SHA-256 {digest}.")
     return 0
 
 
