@@ -45,3 +45,10 @@ def test_photos_are_not_mixed_with_existing_files(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
     with pytest.raises(DataError, match="is not empty"):
         draw_photos(tmp_path, 4, 2)
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=rf"^Folder .*{name} cannot be written to: "):
+        draw_photos(tmp_path / name, 4, 2)

@@ -26,10 +26,13 @@ def draw_photos(out: Path, count: int, classes: int, size: tuple[int, int] = (64
         raise DataError(
             f"{count:,} images of {classes:,} classes were requested; needed are two or more classes with an image each."
         )
-    if out.exists() and any(out.iterdir()):
+    if out.is_dir() and any(out.iterdir()):
         raise DataError(f"Folder {out} is not empty; name a new one.")
-    for label in range(classes):
-        (out / f"class{label:04}").mkdir(parents=True, exist_ok=True)
+    try:
+        for label in range(classes):
+            (out / f"class{label:04}").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"Folder {out} cannot be written to: {error.strerror}.") from error
 
     def write(index: int) -> None:
         label, number = index % classes, index // classes
