@@ -1,6 +1,7 @@
 """Arrays, folders and torch datasets become image sets; normalised tensors are refused with the remedy."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from qualms.images.input_spec import InputSpec
 from qualms_training.data import dataset as dataset_module
 from qualms_training.data.dataset import ImageSet
 from qualms_training.data.lazy_images import LazyImages
-from qualms_training.data.sources.objects import as_image_set, as_pixels
+from qualms_training.data.sources.objects import CHECKED_LABELS, as_image_set, as_pixels
 from qualms_training.errors import DataError
 from qualms_training.models.libraries.torchvision_compat import import_torchvision
 
@@ -37,6 +38,23 @@ class Items(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         self.reads += 1
         return self.images[index], int(LABELS[index])
+
+
+class Rows(Dataset[Any]):
+    """Like a dataset of Hugging Face: items are dicts, a name gives a whole column, and `features` has the class names."""
+
+    def __init__(self, image_key: str = "image", label_key: str = "label") -> None:
+        self.column_names, self.reads = [image_key, label_key], 0
+        self.features = {image_key: object(), label_key: SimpleNamespace(names=["a", "b", "c"])}
+
+    def __len__(self) -> int:
+        return len(PIXELS)
+
+    def __getitem__(self, index: int | str) -> Any:
+        if isinstance(index, str):
+            return [*PIXELS] if index == self.column_names[0] else LABELS.tolist()
+        self.reads += 1
+        return dict(zip(self.column_names, (Image.fromarray(PIXELS[index]), int(LABELS[index])), strict=True))
 
 
 def image_set(data: Any, spec: InputSpec | None = SPEC) -> ImageSet:
@@ -246,3 +264,21 @@ def test_the_order_of_axes_is_that_of_the_kind_where_both_are_possible(
     array = np.zeros(shape, np.uint8)
     spec = InputSpec(height=8, width=8, colour=colour)
     assert as_pixels(torch.from_numpy(array) if tensor else array, "It yields", spec).shape == expected
+
+
+@pytest.mark.parametrize("keys", [("image", "label"), ("img", "labels")])
+def test_items_that_are_dicts_have_images_and_labels(keys: tuple[str, str]) -> None:
+    rows = Rows(*keys)
+    images = image_set(rows)
+    assert rows.reads <= 1 + CHECKED_LABELS, "labels are read from their column"
+    assert images.classes == ("a", "b", "c")
+    assert images.labels.tolist() == LABELS.tolist()
+    assert np.array_equal(images.conformed(SPEC), EXPECTED.conformed(SPEC))
+    assert image_set(Subset(rows, [1, 2])).labels.tolist() == [1, 2]
+
+
+def test_dicts_with_other_keys_are_refused_with_the_remedy() -> None:
+    with pytest.raises(DataError, match="yields dicts with the keys image, fine_label; .* rename them"):
+        image_set(Rows("image", "fine_label"))
+    with pytest.raises(DataError, match=r"is a dict of train, test: give one of them"):
+        image_set({"train": Rows(), "test": Rows()})

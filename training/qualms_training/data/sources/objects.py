@@ -5,7 +5,7 @@ normalisation. Nothing of torch is imported: a Dataset is anything with a length
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -28,6 +28,8 @@ _ACCEPTED = (
     "a folder of class folders, (images, labels) as uint8 array (N, H, W, C) and integers (N,), or a Dataset that yields "
     "(PIL image or uint8 array (H, W, C), label)"
 )
+_IMAGE_KEYS, _LABEL_KEYS = ("image", "img"), ("label", "labels")
+"""of items that are dicts, such as those of Hugging Face datasets"""
 
 
 def as_image_set(data: Any, *, name: str, split: str, spec: InputSpec | None = None) -> ImageSet:
@@ -35,8 +37,9 @@ def as_image_set(data: Any, *, name: str, split: str, spec: InputSpec | None = N
 
     data: a folder (str or Path) or NAME-SPLIT.npz file, a pair (images, labels) of arrays, uint8 (N, H, W) or (N, H, W, C) and
     integers (N,), a pair of lists of what a Dataset yields, a Dataset that yields (image, label) with a PIL image or uint8
-    pixels (H, W), (H, W, C) or (C, H, W), a `torch.utils.data.Subset` of one, or an `ImageSet`. spec: the model's input; its
-    colour decides between (H, W, C) and (C, H, W) where both are possible. Images of a Dataset are read when they are used, one
+    pixels (H, W), (H, W, C) or (C, H, W), a `torch.utils.data.Subset` of one, a Dataset that yields dicts with the keys image
+    and label, such as those of Hugging Face, or an `ImageSet`. spec: the model's input; its colour decides between (H, W, C)
+    and (C, H, W) where both are possible. Images of a Dataset are read when they are used, one
     at a time, because a Dataset need not be thread-safe; those of torchvision's ImageFolder without a transform are read as
     files, on all cores.
     """
@@ -54,6 +57,8 @@ def as_image_set(data: Any, *, name: str, split: str, spec: InputSpec | None = N
                 f"{title} has {len(data[0])} images and {len(data[1])} labels; accepted is one label per image."
             )
         data = list(zip(*data, strict=True))
+    if isinstance(data, Mapping):
+        raise DataError(f"{title} is a dict of {', '.join(map(str, data))}: give one of them; accepted is {_ACCEPTED}.")
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         kind = "an iterable without an index" if hasattr(data, "__iter__") else "not a Dataset"
         if hasattr(data, "dataset"):
@@ -94,9 +99,23 @@ class DatasetImages:
         """Image and label as the Dataset yields them."""
         with self._lock:
             item = self._dataset[index]
+        if isinstance(item, Mapping):
+            image_key, label_key = (_key_of(item, keys, self._title) for keys in (_IMAGE_KEYS, _LABEL_KEYS))
+            return item[image_key], item[label_key]
         if not isinstance(item, tuple | list) or len(item) < 2:
             raise DataError(f"{self._title} yields {_description(item)}; accepted is a pair (image, label).")
         return item[0], item[1]
+
+
+def _key_of(item: Mapping[str, Any], accepted: tuple[str, ...], title: str) -> str:
+    """The first accepted key that an item has."""
+    key = next((key for key in accepted if key in item), None)
+    if key is None:
+        raise DataError(
+            f"{title} yields dicts with the keys {', '.join(map(str, item))}; needed are {' or '.join(_IMAGE_KEYS)} and "
+            f"{' or '.join(_LABEL_KEYS)}: rename them, for example by dataset.rename_column."
+        )
+    return key
 
 
 def as_pixels(image: Any, subject: str, spec: InputSpec | None = None) -> NDArray[np.uint8]:
@@ -158,6 +177,9 @@ def _class_names(dataset: Any) -> tuple[str, ...]:
         shared = {_class_names(_unwrapped(part)[0]) for part in dataset.datasets}
         return shared.pop() if len(shared) == 1 else ()
     given = getattr(dataset, "classes", None)
+    features = getattr(dataset, "features", None)
+    if given is None and isinstance(features, Mapping):  # of a Hugging Face dataset
+        given = next((getattr(features[key], "names", None) for key in _LABEL_KEYS if key in features), None)
     return tuple(map(str, given)) if isinstance(given, list | tuple) else ()
 
 
@@ -184,6 +206,9 @@ def _labels(title: str, whole: Any, indices: NDArray[np.int64], source: DatasetI
         targets = getattr(whole, "targets", None)
         if targets is None and (samples := _samples(whole)) is not None:
             targets = [label for _, label in samples]
+        columns = getattr(whole, "column_names", None)
+        if targets is None and isinstance(columns, list):  # a Hugging Face dataset
+            targets = next((list(whole[key]) for key in _LABEL_KEYS if key in columns), None)
         if targets is not None and len(targets) == len(whole) and np.ndim(targets) == 1:
             listed = np.asarray(targets)[indices]
             checked = np.unique(np.linspace(0, len(source) - 1, CHECKED_LABELS).astype(int)).tolist()
