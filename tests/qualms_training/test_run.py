@@ -559,6 +559,26 @@ def test_edited_code_of_the_users_model_makes_a_new_base(
     assert len(trained) == (0 if given else 2)
 
 
+def test_a_small_change_of_the_code_of_a_given_model_is_exported(
+    tiny: Alter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = {"base.weights": "included", "base.weights_saw": "other-data", "base.taps": ["0", "3"]}
+    recipe = tiny({**SMALL, **given, "base.model": "scaled:net"})
+    images = load("shapes", "test").conformed(recipe.input.spec, range(20))
+    probabilities = []
+    for scale in ("10", "10.06", "10.06"):  # less than features in half precision could show
+        (tmp_path / "scaled.py").write_text(OWN.replace("SIGN", scale))
+        monkeypatch.delitem(sys.modules, "scaled", raising=False)
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        run(recipe, tmp_path / "out", allow_chance=True)
+        bundle = open_bundle(tmp_path / "out" / "seed-0" / "model.onnx")
+        probabilities.append(GraphRunner(bundle.graph)(images)["base_probabilities"])
+    assert np.abs(probabilities[0] - probabilities[1]).max() > 1e-4
+    np.testing.assert_array_equal(probabilities[1], probabilities[2])
+
+
 def test_a_failed_command_does_not_change_the_stage_record(tiny: Alter, tmp_path: Path) -> None:
     recipe = tiny({**SMALL, "distance": False})
     run(recipe, tmp_path / "out")
