@@ -69,13 +69,11 @@ def crop_and_flip(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 @torch.inference_mode()
-def predict_logits(
-    model: nn.Module, normalise: Normalise, images: Pixels, device: torch.device, batch: int | None = None
-) -> NDArray[np.float32]:
-    """Logits (N, K) of images (N, H, W, C), `batch` at a time; by default `inference_batch` of them."""
+def predict_logits(model: nn.Module, normalise: Normalise, images: Pixels, device: torch.device) -> NDArray[np.float32]:
+    """Logits (N, K) of images (N, H, W, C), `inference_batch` at a time."""
     model.to(device).eval()
     normalise.to(device)
-    size = batch or inference_batch(images.shape)
+    size = inference_batch(images.shape)
     parts = [
         model(normalise(torch.from_numpy(images[start : start + size]).to(device))).float().cpu()
         for start in range(0, len(images), size)

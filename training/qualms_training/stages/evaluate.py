@@ -75,6 +75,6 @@ def _base_predictions(context: RunContext) -> NDArray[np.int64] | None:
     if context.recipe.prediction != "base":
         return None
     images = context.data.parts["test"].images[:COMPARED]
-    logits = predict_logits(base.frozen_base(context), context.normalise, images, context.device, batch=64)
+    logits = predict_logits(base.frozen_base(context), context.normalise, images, context.device)
     predictions: NDArray[np.int64] = logits.argmax(axis=1)
     return predictions
