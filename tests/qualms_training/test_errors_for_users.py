@@ -283,12 +283,12 @@ CALIBRATIONS: dict[Callable[[Path], list[str]], tuple[str, ...]] = {
     missing_log: ("Score log nowhere.jsonl cannot be read: No such file",),
     images_and_log: ("Both the data 'flat' and the log 'scores.jsonl' are given",),
     no_labels_of_nothing: ("--unlabelled needs DATA",),
-    missing_folder: ("Data 'nowhere' is neither a folder of images",),
+    missing_folder: ("There is no folder 'nowhere'", "NAME-SPLIT.npz"),
     text_file: ("Data 'notes.txt' is neither a folder of images", "NAME-SPLIT.npz"),
     trimmed_share_out_of_range: ("The share to trim must be from 0 to 0.5, not 0.6",),
     trimmed_labels: ("Only images without labels can be trimmed",),
     trust_of_labelled_images: ("--keep-trust is for images without labels",),
-    own_images_without_a_data_folder: ("Data set 'mnist'", "QUALMS_DATA"),
+    own_images_without_a_data_folder: ("a data set of this name needs a data folder", "QUALMS_DATA"),
 }
 
 
@@ -366,7 +366,7 @@ def test_evaluating_on_the_images_of_the_calibration_prints_one_sentence(
 
 @pytest.mark.parametrize(
     ("test", "part"),
-    [("flat", "labels are needed here"), ("nowhere", "is neither a folder"), ("notes.txt", "is neither a folder")],
+    [("flat", "labels are needed here"), ("nowhere", "There is no folder"), ("notes.txt", "is neither a folder")],
 )
 def test_test_images_that_cannot_be_used_print_one_sentence(
     test: str, part: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
