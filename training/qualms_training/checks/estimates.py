@@ -3,7 +3,7 @@
 import resource
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from qualms.decisions.flag import rank
 from qualms.errors import OperatingPointError
 from qualms.images.encodings import all_settings, parse_encodings
+from qualms_training.data.dataset import Selection
 from qualms_training.errors import QualmsError
 from qualms_training.meta.extractor import Extractor
 from qualms_training.recipe import Recipe
@@ -23,29 +24,51 @@ BYTES_PER_VALUE = 2
 """of cached features, which are stored in half precision"""
 BATCH = 8
 """images in a pass of the measurement"""
+SENDING_SECONDS = 5.0
+"""time for the measurement of encodings, which takes longer for large images"""
 SPARE_DISK = 1.2
 """the graph, the bundle and temporary files need some space beside the features"""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Numbers of images that a run puts through PyTorch and through ONNX Runtime."""
+    """Numbers of images that a run puts through PyTorch and through ONNX Runtime, and that it sends in each encoding."""
 
     extracted: int
     run: int
+    sent: int
 
 
-def workload(recipe: Recipe, test_images: int, ood_images: int) -> Workload:
-    """The images of all stages: train, validation with its noisy copies and fit; then fit, calibration, test and OOD images."""
+def workload(recipe: Recipe, test_images: int, ood_images: Sequence[int]) -> Workload:
+    """The images of all stages: train, validation with its noisy copies and fit; then fit, calibration, test and OOD images.
+
+    ood_images: the number in each OOD set.
+    """
     splits, meta, calibration = recipe.data.splits, recipe.meta, recipe.calibration
     noisy = len(meta.stop_noise) * meta.noise_draws if meta.stop_task == "ood" else 0
     settings = len(all_settings(parse_encodings(calibration.as_sent))) if calibration.form != "mixture" else 1
-    corrupted = min(test_images, recipe.data.limit) if recipe.data.corrupted else 0
-    by_encoding = len(recipe.report_encodings) * min(test_images, recipe.report_limit)
+    sets = [*ood_images, *([min(test_images, recipe.data.limit)] if recipe.data.corrupted else [])]
+    sent = min(test_images, recipe.report_limit) + sum(min(one, max(1, recipe.report_limit // 10)) for one in sets)
     return Workload(
         extracted=splits.train + splits.validation * (1 + noisy) + splits.fit,
-        run=splits.fit + splits.calibration * max(1, settings) + test_images + ood_images + corrupted + by_encoding,
+        run=splits.fit
+        + splits.calibration * max(1, settings)
+        + test_images
+        + sum(sets)
+        + sent * len(recipe.report_encodings),
+        sent=sent,
     )
+
+
+def seconds_to_send(images: Selection, recipe: Recipe, clock: Callable[[], float]) -> float:
+    """Seconds to send one of some stored images in all encodings of the report, measured for SENDING_SECONDS or a little more."""
+    start, measured = clock(), 0
+    for text in recipe.report_encodings:
+        images.received(recipe.input.spec, parse_encodings([text]), seed=0)
+        measured += 1
+        if clock() - start > SENDING_SECONDS:
+            break
+    return (clock() - start) / len(images) * len(recipe.report_encodings) / max(1, measured)
 
 
 def seconds_per_image(

@@ -14,6 +14,7 @@ from qualms_training.checks.estimates import (
     feature_bytes,
     peak_memory,
     seconds_per_image,
+    seconds_to_send,
     smallest_target,
     workload,
 )
@@ -27,6 +28,8 @@ from qualms_training.stages.features import extractor
 
 EXPORT_IMAGES = 4
 TIMED_IMAGES = 8
+SENT_IMAGES = 8
+"""stored test images that are sent in each encoding, to measure the time"""
 MIN_IMAGES, MAX_IMAGES = 64, 256
 """held-out images on which accuracy is measured"""
 SPARE_MEMORY = 1.2
@@ -98,16 +101,17 @@ def _note_calibration(context: RunContext) -> None:
 
 
 def _note_estimates(context: RunContext, seconds: float, trial: TrialExport) -> None:
-    sets = (load_ood(name, context.data_dir) for name in context.recipe.data.ood)
-    ood = sum(min(len(one), context.recipe.data.limit) for one in sets)
-    work = workload(context.recipe, len(context.data.parts["test"].labels), ood)
+    sets, test = (load_ood(name, context.data_dir) for name in context.recipe.data.ood), context.data.parts["test"]
+    work = workload(context.recipe, len(test.labels), [min(len(one), context.recipe.data.limit) for one in sets])
+    sending = work.sent * seconds_to_send(test.stored.first(SENT_IMAGES), context.recipe, time.perf_counter)
     logits, taps = extractor(context)(torch.from_numpy(np.asarray(context.data.parts["fit"].images[:1])))
     disk = feature_bytes([tap.shape[1] for tap in taps], logits.shape[1], work) + 4 * trial.bytes
     check_disk(context.cache, disk)
     needed, available = SPARE_MEMORY * peak_memory(), available_memory()
     context.display.note(
         f"  estimate: {duration(work.extracted * seconds)} for features of {work.extracted:,} images, "
-        f"{duration(work.run * trial.seconds)} for {work.run:,} images in ONNX Runtime, {disk / 1e6:,.0f} MB of disk in "
+        f"{duration(work.run * trial.seconds)} for {work.run:,} images in ONNX Runtime, {duration(sending)} to send "
+        f"{work.sent:,} of them in each of {len(context.recipe.report_encodings)} encodings, {disk / 1e6:,.0f} MB of disk in "
         f"{escape(str(context.cache))}, {needed / 1e9:.1f} of {available / 1e9:.1f} GB of memory"
     )
     if needed > available:
