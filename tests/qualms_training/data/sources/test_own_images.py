@@ -89,13 +89,22 @@ def test_images_below_a_folder_of_images_are_used_only_without_labels(flat: Path
 
 
 @pytest.mark.parametrize("read", [read_images, without_labels, read_labelled_images])
+def test_a_missing_folder_is_named_with_the_nearest(read: Callable[[Path, str], Images], tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(DataError, match=r"^There is no folder '.*photoz'; did you mean 'photos'\? "):
+        read(tmp_path / "photoz", "test")
+    with pytest.raises(DataError, match=r"^There is no folder '.*below'\. "):
+        read(tmp_path / "nowhere" / "below", "test")
+
+
+@pytest.mark.parametrize("read", [read_images, without_labels, read_labelled_images])
 def test_a_path_that_is_neither_folder_nor_npz_file_is_named(
     read: Callable[[Path, str], Images], tmp_path: Path, archive: Path
 ) -> None:
     text = tmp_path / "notes-test.txt"
     text.write_text("not images")
     nameless = archive.rename(tmp_path / "pets.npz")
-    for path in (tmp_path / "nowhere", text, nameless):
+    for path in (text, nameless):
         with pytest.raises(DataError, match=rf"{path.name}' is neither a folder of images.* nor a NAME-SPLIT\.npz"):
             read(path, "test")
 

@@ -8,13 +8,19 @@ from numpy.typing import NDArray
 from qualms_training.data.dataset import Images, ImageSet
 from qualms_training.data.sources.folder import has_images, read_flat_folder, read_folder
 from qualms_training.data.sources.npz import read_npz
-from qualms_training.errors import DataError
+from qualms_training.errors import DataError, did_you_mean
 
 
 def read_images(path: Path, split: str) -> Images:
     """The images at `path`; an ImageSet if they have labels."""
     if path.is_dir():
         return read_flat_folder(path, split) if has_images(path) else read_folder(path, split)
+    if path.suffix != ".npz" and not path.exists():
+        near = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise DataError(
+            f"There is no folder {str(path)!r}{did_you_mean(path.name, near)} Images are a folder of class folders, or a "
+            "NAME-SPLIT.npz file."
+        )
     name, dash, in_name = path.stem.rpartition("-")
     if path.suffix != ".npz" or not dash:
         raise DataError(
