@@ -41,13 +41,15 @@ def train_recipe(
     allow_chance: bool = False,
     given_base: nn.Module | None = None,
     show_all: bool = False,
+    print_tables: bool = True,
     display: Display | None = None,
     cluster: ClusterOptions | None = None,
 ) -> list[Evaluation]:
     """Run every stage, or `only` one, for each seed; print and save the tables if the evaluations were made.
 
     With `allow_chance`, a base whose accuracy is near chance is accepted. `given_base` is a Python object
-    in place of the model that the recipe names. With `show_all`, all tables are printed instead of the rows that decide.
+    in place of the model that the recipe names. With `show_all`, all tables are printed instead of the rows that decide; without
+    `print_tables`, none.
     With `cluster`, the frozen base runs on that Ray cluster.
     """
     display = display or Display()
@@ -83,7 +85,12 @@ def train_recipe(
     if only not in (None, Stage.evaluate):
         return []
     return report_evaluations(
-        recipe, [folder / "model.onnx" for folder in folders.values()], out, display, show_all=show_all
+        recipe,
+        [folder / "model.onnx" for folder in folders.values()],
+        out,
+        display,
+        show_all=show_all,
+        print_tables=print_tables,
     )
 
 
@@ -122,17 +129,24 @@ def save_settings(recipe: Recipe, device: torch.device, out: Path) -> None:
 
 
 def report_evaluations(
-    recipe: Recipe, bundles: Sequence[Path], out: Path, display: Display, *, show_all: bool = False
+    recipe: Recipe,
+    bundles: Sequence[Path],
+    out: Path,
+    display: Display,
+    *,
+    show_all: bool = False,
+    print_tables: bool = True,
 ) -> list[Evaluation]:
     """The evaluations in the bundles of all seeds: the rows that decide are printed, all tables written to `out`/report.md.
 
-    With `show_all`, all tables are printed, too.
+    With `show_all`, all tables are printed, too; without `print_tables`, none.
     """
     manifests = [open_bundle(bundle).manifest for bundle in bundles]
     evaluations = [manifest.evaluation for manifest in manifests if manifest.evaluation is not None]
-    print_report(evaluations, recipe.paper_id, display, show_all=show_all)
-    if not show_all:
-        display.note(accuracy_line(evaluations))
+    if print_tables:
+        print_report(evaluations, recipe.paper_id, display, show_all=show_all)
+        if not show_all:
+            display.note(accuracy_line(evaluations))
     grids = [*summary_grids(evaluations, recipe.operating.score), *all_grids(evaluations, recipe.paper_id)]
     head = f"# {recipe.name} {recipe.version}\n\n{recipe.description}\n\n{accuracy_line(evaluations)}\n"
     save_text(out / "report.md", "\n".join([head, *(to_markdown(grid) for grid in grids)]))

@@ -94,6 +94,7 @@ def fit_objects(
             device=pick_device(device),
             allow_chance=allow_chance,
             given_base=model,
+            print_tables=False,
             display=display,
         )
     return bundle, report
