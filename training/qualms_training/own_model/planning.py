@@ -132,7 +132,8 @@ def _classes(
         "meta",
         None,
         f"Transfer: the model has {logits:,} logits and the data have {len(train.classes):,} classes, so the meta-model predicts "
-        "the data's classes from the model's features.",
+        "the data's classes from the model's features. To serve the model's own classes instead, give as many class folders as "
+        "it has logits.",
     )
 
 
@@ -160,7 +161,7 @@ def plan_named(name: str, options: FitOptions, data_dir: DataSource) -> SplitPla
     else:
         held_out = "test"
         reason = (
-            f"The base may have seen the training images of {name}, so fit and calibration images come from the others"
+            f"The base may have seen the training part of {name}, so fit and calibration images come from the others"
         )
     titles = (f"The training part of {name}", f"The held-out part of {name}")
     sizes = plan_sizes(*counts, held_out=held_out, target_fpr=options.target_fpr, titles=titles)
