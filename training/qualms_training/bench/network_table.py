@@ -33,6 +33,8 @@ from qualms_training.recipe import MetaSection
 
 IMAGES, CLASSES = 500, 7
 BATCH = 50
+LAYER_SCALE = 1e-3
+"""largest initial value of layer scales, whose weights are all equal and near 0"""
 META = MetaSection.model_validate({"form": "pooled", "epochs": 1, "lr": 0.1})
 
 
@@ -87,12 +89,21 @@ def compare_with_graph(base: nn.Module, side: int = 32) -> Comparison:
 def with_different_classes(base: nn.Module, side: int = 32) -> nn.Module:
     """The network with last layers whose outputs vary about 0, because random networks predict one class for all images.
 
-    Last layers are those with CLASSES outputs; the last linear or convolutional layer if none has so many.
+    Last layers are those with CLASSES outputs; the last linear or convolutional layer if none has so many. Before that, layer
+    scales, which start near 0, become 1, and batch normalisation gets the statistics of drawn images: what differs between
+    images would otherwise shrink from layer to layer until only rounding errors are left.
     """
-    layers = [module for module in base.eval().modules() if isinstance(module, nn.Linear | nn.Conv2d)]
-    heads = [layer for layer in layers if layer.weight.shape[0] == CLASSES] or layers[-1:]
     normalise = Normalise([0.5], [0.25])
     pixels = torch.from_numpy(noisy_images(side, expected_channels(base) or 3, 100))
+    for parameter in base.parameters():
+        if 0 < parameter.abs().max() < LAYER_SCALE:
+            parameter.fill_(1.0)
+    norms = [module for module in base.eval().modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
+    for norm in norms:
+        norm.train().momentum = 1.0  # of these images alone
+    base(normalise(pixels))
+    layers = [module for module in base.eval().modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    heads = [layer for layer in layers if layer.weight.shape[0] == CLASSES] or layers[-1:]
     for head in heads:
         outputs = list[Tensor]()
         if not head.weight.any():  # torchvision's ViT starts with zeros
@@ -102,9 +113,10 @@ def with_different_classes(base: nn.Module, side: int = 32) -> nn.Module:
         if not outputs:  # used in training only
             continue
         values = outputs[0].movedim(1, -1).flatten(0, -2)
-        head.weight.copy_(head.weight / values.std())
+        deviation = (values - values.mean(0)).std()  # between images: classes differ more, but alike for all images
+        head.weight.copy_(head.weight / deviation)
         if head.bias is not None:
-            head.bias.copy_((head.bias - values.mean(0)) / values.std())
+            head.bias.copy_((head.bias - values.mean(0)) / deviation)
     return base
 
 
