@@ -521,7 +521,7 @@ def test_own_test_images_that_cannot_be_used_are_an_error(path: str, tiny_bundle
     Image.new("RGB", (16, 16)).save(tmp_path / "flat" / "a.png")
     (tmp_path / "unknown" / "zebra").mkdir(parents=True)
     shutil.copy(tmp_path / "flat" / "a.png", tmp_path / "unknown" / "zebra")
-    messages = {"flat": "labels are needed here", "nowhere": "is neither a folder", "unknown": "has the class 'zebra'"}
+    messages = {"flat": "labels are needed here", "nowhere": "There is no folder", "unknown": "has the class 'zebra'"}
     with pytest.raises(DataError, match=messages[path]):
         evaluate_bundle(tiny_bundle, None, test=tmp_path / path, display=SILENT)
 
