@@ -75,12 +75,13 @@ def inspect(
     from qualms.bundle.embedded import resolve_model
     from qualms.bundle.file import open_bundle
     from qualms.inspection import print_bundle
+    from qualms.terminal import default_console
 
     bundle = open_bundle(resolve_model(model))
     if json:
         typer.echo(bundle.manifest.model_dump_json(indent=2))
     else:
-        print_bundle(bundle, Console())
+        print_bundle(bundle, default_console())
 
 
 @app.command(cls=_ServeCommand)

@@ -12,9 +12,21 @@ import qualms
 import qualms_training
 
 FORBIDDEN = {"torch", "torchvision", "sklearn", "scipy", "onnx", "qualms_training"}
-SHARED = {"bundle", "cluster", "decisions", "errors", "files", "images", "machine"}
+SHARED = {"bundle", "cluster", "decisions", "errors", "files", "images", "machine", "terminal"}
 """the packages and modules of qualms that training may import"""
-SCORING = {"bundle", "cluster", "decisions", "errors", "files", "images", "machine", "model", "replies", "score"}
+SCORING = {
+    "bundle",
+    "cluster",
+    "decisions",
+    "errors",
+    "files",
+    "images",
+    "machine",
+    "model",
+    "replies",
+    "score",
+    "terminal",
+}
 """the packages and modules of qualms that `qualms score` may import: it needs no server"""
 
 

@@ -4,9 +4,8 @@ import io
 
 import pytest
 from rich.console import Console
-from rich.table import Table
 
-from qualms_training.console import Display, ProgressLines, default_console, duration
+from qualms_training.console import Display, ProgressLines, duration
 
 
 class Clock:
@@ -87,10 +86,3 @@ def test_a_terminal_has_a_bar_and_no_lines() -> None:
 )
 def test_durations_in_words(seconds: float, text: str) -> None:
     assert duration(seconds) == text
-
-
-def test_tables_that_are_redirected_are_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
-    table = Table("name")
-    table.add_row("x" * 300)
-    default_console().print(table)
-    assert "x" * 300 in capsys.readouterr().out

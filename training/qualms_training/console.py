@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-UNLIMITED = 10_000
-"""columns of output that is not a terminal's: nothing in it is wrapped"""
+from qualms.terminal import default_console
+
 FIRST_WAIT, LONGEST_WAIT = 10.0, 60.0
 """seconds between two lines of progress: a tenth of the time elapsed, within these limits"""
 
@@ -115,9 +115,3 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
-
-
-def default_console() -> Console:
-    """The standard output: as wide as the terminal, and of unlimited width if it is redirected."""
-    console = Console()
-    return console if console.is_terminal else Console(width=UNLIMITED)

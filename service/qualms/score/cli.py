@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from qualms.cluster.options import Address, Cpus, Engine, Gpus
+from qualms.terminal import default_console
 
 
 def score(
@@ -92,7 +93,7 @@ def score(
             executor = partial(RayExecutor, digest=bundle.digest, cluster=cluster)
             options = ScoreOptions(point, alpha, cluster.threads, cuda=cluster.gpus > 0)
             outcome = start(options, processes=processes or 0, executor=executor)
-    Console().print(outcome.summary.as_table())
+    default_console().print(outcome.summary.as_table())
     if outcome.others:
         console.print(
             f"{outcome.others:,} {'file' if outcome.others == 1 else 'files'} in folders and archives left out: no ending of "
