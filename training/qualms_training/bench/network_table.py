@@ -96,7 +96,7 @@ def with_different_classes(base: nn.Module, side: int = 32) -> nn.Module:
     normalise = Normalise([0.5], [0.25])
     pixels = torch.from_numpy(noisy_images(side, expected_channels(base) or 3, 100))
     for parameter in base.parameters():
-        if 0 < parameter.abs().max() < LAYER_SCALE:
+        if parameter.min() == parameter.max() and 0 < parameter.max() < LAYER_SCALE:
             parameter.fill_(1.0)
     norms = [module for module in base.eval().modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
     for norm in norms:
